@@ -1,0 +1,33 @@
+package io.umbp.api;
+
+import java.util.List;
+
+/** Whole-block stores of one request on one rank, as columns. Immutable. */
+public final class BlockStoreBatch extends BlockTransferBatch {
+  private BlockStoreBatch(String requestId, BlockKeys keys, int[] blockIds) {
+    super(requestId, keys, blockIds);
+  }
+
+  /**
+   * Returns a batch.
+   *
+   * @param requestId the request on whose behalf, empty when none
+   * @param keys keys of one rank, with the group of each
+   * @param blockIds the engine's block for each key, at least 0; copied
+   * @return the batch
+   */
+  public static BlockStoreBatch of(String requestId, BlockKeys keys, int... blockIds) {
+    return new BlockStoreBatch(requestId, keys, blockIds);
+  }
+
+  /**
+   * Returns the same transfers for another rank: what the scheduler planned once, each worker turns
+   * into its own. Shares the hash column.
+   *
+   * @param rank the worker's rank
+   * @return the batch with that rank's keys
+   */
+  public BlockStoreBatch onRank(RankNamespace rank) {
+    return new BlockStoreBatch(requestId(), keys().onRanks(List.of(rank)), blockIds());
+  }
+}

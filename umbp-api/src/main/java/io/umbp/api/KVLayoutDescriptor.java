@@ -1,0 +1,74 @@
+package io.umbp.api;
+
+import java.util.HashSet;
+import java.util.List;
+import java.util.Set;
+
+/**
+ * Runtime-neutral description of one rank's KV objects: which pages, in which order. The object of a
+ * block in group {@code g} is the concatenation of the pages of the regions of {@code g} in list
+ * order. Immutable.
+ *
+ * @param regions one region a layer, layer names unique, at least one; copied
+ * @param topology the rank whose objects these are
+ * @param format label of the byte format, not empty; {@value #RANK_LOCAL} unless an engine says else
+ */
+public record KVLayoutDescriptor(List<KVRegion> regions, RankTopology topology, String format) {
+  /** The default format: pages as they lie on the rank. */
+  public static final String RANK_LOCAL = "rank_local";
+
+  /** Checks that there are regions, with unique layer names. */
+  public KVLayoutDescriptor {
+    regions = List.copyOf(regions);
+    if (regions.isEmpty()) {
+      throw UMBPException.invalid("a layout needs at least one region");
+    }
+    if (format.isEmpty()) {
+      throw UMBPException.invalid("the layout's format label is empty");
+    }
+    Set<String> names = new HashSet<>();
+    for (KVRegion region : regions) {
+      if (!names.add(region.layerName())) {
+        throw UMBPException.invalid("layer '%s' occurs twice in the layout", region.layerName());
+      }
+    }
+  }
+
+  /**
+   * Creates a layout in the default format.
+   *
+   * @param regions one region a layer, layer names unique, at least one
+   * @param topology the rank whose objects these are
+   */
+  public KVLayoutDescriptor(List<KVRegion> regions, RankTopology topology) {
+    this(regions, topology, RANK_LOCAL);
+  }
+
+  /**
+   * Returns the groups that have at least one region.
+   *
+   * @return distinct group ids, ascending
+   */
+  public int[] groupIds() {
+    return regions.stream().mapToInt(KVRegion::groupId).distinct().sorted().toArray();
+  }
+
+  /**
+   * Returns the size of an object of one group.
+   *
+   * @param groupId a group of this layout
+   * @return bytes: the sum of the group's pages
+   */
+  public long objectBytes(int groupId) {
+    long sum = 0;
+    for (KVRegion region : regions) {
+      if (region.groupId() == groupId) {
+        sum = Math.addExact(sum, region.blockBytes());
+      }
+    }
+    if (sum == 0) {
+      throw UMBPException.invalid("group %d is not in the layout", groupId);
+    }
+    return sum;
+  }
+}

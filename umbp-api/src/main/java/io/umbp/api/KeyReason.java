@@ -1,0 +1,21 @@
+package io.umbp.api;
+
+/** Why a key failed or was rejected. */
+public enum KeyReason {
+  /** No reason: the outcome says it all. */
+  NONE,
+  /** The copy engine reported a failure for this key's rows. */
+  COPY_FAILED,
+  /** The stored object has another size than this layout's; nothing was written. */
+  SIZE_MISMATCH,
+  /** No room: every object that could be evicted is in use. */
+  POOL_BUSY,
+  /** Another job was storing the same key and failed. */
+  WRITER_FAILED,
+  /** Another job was storing the same key and passed its deadline. */
+  WRITER_OVERDUE,
+  /** The namespace was cleared while the object was being stored. */
+  CLEARED,
+  /** The runtime or handle was closed. */
+  CLOSED
+}
