@@ -79,6 +79,20 @@ public final class CopyBatch {
     count++;
   }
 
+  /**
+   * Counts rows that were written directly into the columns behind {@link #count()}, after {@link
+   * #ensureRoom} made room for them.
+   *
+   * @param rows rows written
+   */
+  public void commit(int rows) {
+    if (rows < 0 || rows > device.length - count) {
+      throw UMBPException.invalid(
+          "%d rows were committed, there was room for %d", rows, device.length - count);
+    }
+    count += rows;
+  }
+
   /** Ends a mark at the rows added so far. */
   public void endMark() {
     if (markCount == markEnd.length) {

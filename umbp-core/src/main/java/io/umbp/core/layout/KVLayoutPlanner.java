@@ -1,0 +1,475 @@
+package io.umbp.core.layout;
+
+import io.umbp.api.BlockKeys;
+import io.umbp.api.BlockTransferBatch;
+import io.umbp.api.KVCacheTensor;
+import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.KVRange;
+import io.umbp.api.KVRegion;
+import io.umbp.api.RankTopology;
+import io.umbp.api.UMBPException;
+import io.umbp.api.spi.CopyBatch;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+
+/**
+ * Turns blocks into the runs of bytes that have to be copied: a layout whose layers have been given
+ * their places in memory. Immutable.
+ *
+ * <p>Each run of a block is a line {@code address(block) = base + block * advance} with a fixed length
+ * and a fixed offset in the object. A page in one piece is one line; a page made of page segments is a
+ * line a segment; a page made of several kernel blocks (the engine's attention kernel uses smaller
+ * blocks than its block manager) is a line a kernel block. So a whole batch is lowered without an
+ * object per block or run.
+ */
+public final class KVLayoutPlanner {
+  private final KVLayoutDescriptor layout;
+  private final Layer[] layers;
+  private final Map<String, Integer> layerIndex;
+  private final int[] groupIds;
+  private final Group[] groups;
+
+  /**
+   * Where one layer's blocks lie.
+   *
+   * @param baseAddress address of block 0 as the copy engine issued or confirmed it, at least 0
+   * @param physicalStride bytes from one physical (kernel) block to the next, above 0
+   * @param blockCount number of physical blocks, above 0
+   */
+  public record LayerPlacement(long baseAddress, long physicalStride, int blockCount) {
+    /** Checks the signs. */
+    public LayerPlacement {
+      if (baseAddress < 0 || physicalStride <= 0 || blockCount <= 0) {
+        throw UMBPException.invalid(
+            "placement at 0x%x with stride %d and %d blocks; the address must be >= 0, the rest > 0",
+            baseAddress, physicalStride, blockCount);
+      }
+    }
+
+    /**
+     * Returns the place of a registered tensor.
+     *
+     * @param baseAddress address of block 0 that registering it gave
+     * @param tensor the tensor
+     * @return the place
+     */
+    public static LayerPlacement of(long baseAddress, KVCacheTensor tensor) {
+      return new LayerPlacement(baseAddress, tensor.blockStride(), tensor.blockCount());
+    }
+  }
+
+  /** One region with its lines, the rows [firstRow, endRow) of its group. */
+  private record Layer(KVRegion region, Group group, long physicalStride, int firstRow, int endRow) {}
+
+  /** The lines of all layers of a group in region order, as columns. */
+  private static final class Group {
+    final int groupId;
+    int blockCount = Integer.MAX_VALUE;
+    long objectBytes;
+    int rows;
+    long[] base = new long[8];
+    long[] advance = new long[8];
+    long[] length = new long[8];
+    long[] offset = new long[8];
+
+    Group(int groupId) {
+      this.groupId = groupId;
+    }
+
+    void add(long rowBase, long rowAdvance, long rowLength) {
+      if (rows == base.length) {
+        resize(rows * 2);
+      }
+      base[rows] = rowBase;
+      advance[rows] = rowAdvance;
+      length[rows] = rowLength;
+      offset[rows] = objectBytes;
+      rows++;
+      objectBytes = Math.addExact(objectBytes, rowLength);
+    }
+
+    void resize(int capacity) {
+      base = Arrays.copyOf(base, capacity);
+      advance = Arrays.copyOf(advance, capacity);
+      length = Arrays.copyOf(length, capacity);
+      offset = Arrays.copyOf(offset, capacity);
+    }
+  }
+
+  private KVLayoutPlanner(KVLayoutDescriptor layout, Map<String, LayerPlacement> placements) {
+    this.layout = layout;
+    groupIds = layout.groupIds();
+    groups = new Group[groupIds.length];
+    for (int i = 0; i < groups.length; i++) {
+      groups[i] = new Group(groupIds[i]);
+    }
+    List<KVRegion> regions = layout.regions();
+    layers = new Layer[regions.size()];
+    layerIndex = new HashMap<>();
+    for (int i = 0; i < layers.length; i++) {
+      KVRegion region = regions.get(i);
+      layers[i] = addLayer(region, placements.get(region.layerName()));
+      layerIndex.put(region.layerName(), i);
+    }
+    for (Group group : groups) {
+      group.resize(group.rows);
+    }
+  }
+
+  private Layer addLayer(KVRegion region, LayerPlacement placement) {
+    Group group = group(region.groupId());
+    long stride = placement.physicalStride();
+    int parts = LayoutChecks.kernelBlocksPerBlock(region, stride, placement.blockCount());
+    int firstRow = group.rows;
+    try {
+      if (region.pageSegments().isEmpty()) {
+        long partBytes = Math.min(region.blockBytes(), stride);
+        for (int part = 0; part < parts; part++) {
+          addLine(group, placement, parts, part * stride, partBytes);
+        }
+      } else {
+        for (KVRegion.PageSegment segment : region.pageSegments()) {
+          addLine(group, placement, parts, segment.offset(), segment.length());
+        }
+      }
+    } catch (ArithmeticException e) {
+      throw new UMBPException(
+          UMBPException.Reason.INVALID_ARGUMENT,
+          String.format(
+              "layer '%s': %d blocks of stride %d at 0x%x leave the 64-bit address space",
+              region.layerName(), placement.blockCount(), stride, placement.baseAddress()),
+          e);
+    }
+    group.blockCount = Math.min(group.blockCount, placement.blockCount() / parts);
+    return new Layer(region, group, stride, firstRow, group.rows);
+  }
+
+  private static void addLine(
+      Group group, LayerPlacement placement, int parts, long offset, long length) {
+    long advance = Math.multiplyExact(placement.physicalStride(), (long) parts);
+    long base = Math.addExact(placement.baseAddress(), offset);
+    long lastBlock = placement.blockCount() / parts - 1L;
+    Math.addExact(Math.addExact(base, Math.multiplyExact(lastBlock, advance)), length);
+    group.add(base, advance, length);
+  }
+
+  /**
+   * Derives the layout of an engine's cache: one region a layer, in the order of the tensors and of
+   * the layers inside each, without the groups whose transfer is disabled.
+   *
+   * @param config the cache
+   * @param topology the rank it belongs to
+   * @return the layout
+   * @throws UMBPException INVALID_ARGUMENT when a page is larger than its tensor's block stride or no
+   *     group is left
+   */
+  public static KVLayoutDescriptor describe(KVCacheConfig config, RankTopology topology) {
+    Map<String, Integer> groupOfLayer = new HashMap<>();
+    for (int id = 0; id < config.groups().size(); id++) {
+      for (String layer : config.groups().get(id).layers()) {
+        groupOfLayer.put(layer, id);
+      }
+    }
+    List<KVRegion> regions = new ArrayList<>();
+    long objectOffset = 0;
+    for (KVCacheConfig.Tensor tensor : config.tensors()) {
+      for (String layer : tensor.layers()) {
+        int groupId = groupOfLayer.get(layer);
+        KVCacheConfig.Group group = config.groups().get(groupId);
+        if (group.transfer() == KVCacheConfig.Transfer.ENABLED) {
+          KVCacheConfig.Spec spec = group.spec();
+          regions.add(
+              new KVRegion(
+                  layer,
+                  groupId,
+                  tensor.blockStride(),
+                  spec.pageBytes(),
+                  objectOffset,
+                  spec.blockSize()));
+          objectOffset = Math.addExact(objectOffset, spec.pageBytes());
+        }
+      }
+    }
+    return new KVLayoutDescriptor(regions, topology);
+  }
+
+  /**
+   * Checks an engine's buffers against a layout, before any of them is registered anywhere.
+   *
+   * @param layout the layout
+   * @param tensors a tensor for each layer
+   * @throws UMBPException INVALID_ARGUMENT when layers are missing or unknown; when tensors are not
+   *     all on one device or all in host memory; when strides do not fit the layout; when a tensor is
+   *     too small for its last block; when pages of one group share a byte
+   */
+  public static void checkTensors(KVLayoutDescriptor layout, Map<String, KVCacheTensor> tensors) {
+    LayoutChecks.checkTensors(layout, tensors);
+  }
+
+  /**
+   * Gives the layers of a layout their places.
+   *
+   * @param layout the layout
+   * @param placements the place of each layer, in the copy engine's addresses
+   * @return the planner
+   * @throws UMBPException INVALID_ARGUMENT when layers are missing or unknown, or strides do not fit
+   *     the layout
+   */
+  public static KVLayoutPlanner place(
+      KVLayoutDescriptor layout, Map<String, LayerPlacement> placements) {
+    LayoutChecks.checkNames(layout, placements.keySet());
+    return new KVLayoutPlanner(layout, placements);
+  }
+
+  /**
+   * Returns the layout.
+   *
+   * @return the layout whose layers are placed
+   */
+  public KVLayoutDescriptor layout() {
+    return layout;
+  }
+
+  /**
+   * Returns the groups.
+   *
+   * @return a new array of distinct group ids, ascending
+   */
+  public int[] groupIds() {
+    return groupIds.clone();
+  }
+
+  /**
+   * Returns how many blocks of a group can be moved.
+   *
+   * @param groupId a group of the layout
+   * @return the engine's blocks that every layer of the group has
+   */
+  public int blockCount(int groupId) {
+    return group(groupId).blockCount;
+  }
+
+  /**
+   * Returns the size of a group's objects.
+   *
+   * @param groupId a group of the layout
+   * @return bytes
+   */
+  public long objectBytes(int groupId) {
+    return group(groupId).objectBytes;
+  }
+
+  /**
+   * Returns the mark that a layer-major batch has for a layer.
+   *
+   * @param layerName a layer of the layout
+   * @return the layer's place in the layout's regions
+   */
+  public int markOf(String layerName) {
+    Integer index = layerIndex.get(layerName);
+    if (index == null) {
+      throw UMBPException.invalid("layer '%s' is not in the layout", layerName);
+    }
+    return index;
+  }
+
+  /**
+   * Returns the runs of a block in one group; object offsets count from the group's object.
+   *
+   * @param blockId block in [0, blockCount(groupId))
+   * @param groupId a group of the layout
+   * @return new list in object order
+   */
+  public List<KVRange> rangesForBlock(int blockId, int groupId) {
+    Group group = group(groupId);
+    checkBlock(blockId, group);
+    List<KVRange> ranges = new ArrayList<>(group.rows);
+    for (Layer layer : layers) {
+      if (layer.group == group) {
+        addRanges(layer, blockId, 0, ranges);
+      }
+    }
+    return ranges;
+  }
+
+  /**
+   * Returns the runs of a block in all groups; object offsets are those of the regions.
+   *
+   * @param blockId a block that every group has
+   * @return new list in region order
+   */
+  public List<KVRange> rangesForBlock(int blockId) {
+    List<KVRange> ranges = new ArrayList<>();
+    for (Layer layer : layers) {
+      checkBlock(blockId, layer.group);
+      long shift = layer.region.objectOffset() - layer.group.offset[layer.firstRow];
+      addRanges(layer, blockId, shift, ranges);
+    }
+    return ranges;
+  }
+
+  private static void addRanges(
+      Layer layer, int blockId, long offsetShift, List<KVRange> ranges) {
+    Group group = layer.group;
+    for (int row = layer.firstRow; row < layer.endRow; row++) {
+      ranges.add(
+          new KVRange(
+              layer.region.layerName(),
+              group.groupId,
+              blockId,
+              group.base[row] + blockId * group.advance[row],
+              layer.physicalStride,
+              group.length[row],
+              group.offset[row] + offsetShift));
+    }
+  }
+
+  /**
+   * Checks that a batch names blocks of this layout only; to be called before anything is reserved
+   * for it.
+   *
+   * @param batch the transfers
+   * @throws UMBPException INVALID_ARGUMENT when a group is unknown or a block is outside its group
+   */
+  public void checkBlocks(BlockTransferBatch batch) {
+    BlockKeys keys = batch.keys();
+    Group group = groups[0];
+    for (int i = 0; i < batch.size(); i++) {
+      group = group(keys.groupId(i), group);
+      checkBlock(batch.blockId(i), group);
+    }
+  }
+
+  /**
+   * Appends the rows of a batch block by block: all runs of one key together, in object order.
+   *
+   * @param batch the transfers, accepted by {@link #checkBlocks}
+   * @param objectAddresses slab address of each key's object, 0 to leave the key out
+   * @param out receives the rows; key {@code i} of the batch is key {@code i} of the rows
+   */
+  public void lower(BlockTransferBatch batch, long[] objectAddresses, CopyBatch out) {
+    makeRoom(batch, objectAddresses, out);
+    BlockKeys keys = batch.keys();
+    long[] device = out.device();
+    long[] host = out.host();
+    long[] length = out.length();
+    int[] key = out.key();
+    int start = out.count();
+    int at = start;
+    Group group = groups[0];
+    for (int i = 0; i < objectAddresses.length; i++) {
+      long object = objectAddresses[i];
+      if (object == 0) {
+        continue;
+      }
+      group = group(keys.groupId(i), group);
+      int blockId = batch.blockId(i);
+      int rows = group.rows;
+      fill(group, 0, rows, blockId, object, device, host, at);
+      System.arraycopy(group.length, 0, length, at, rows);
+      Arrays.fill(key, at, at + rows, i);
+      at += rows;
+    }
+    out.commit(at - start);
+  }
+
+  /**
+   * Appends the same rows as {@link #lower} layer by layer, and ends a mark after each layer of the
+   * layout, so that mark {@link #markOf} stands for all rows up to that layer's.
+   *
+   * @param batch the transfers, accepted by {@link #checkBlocks}
+   * @param objectAddresses slab address of each key's object, 0 to leave the key out
+   * @param out receives the rows and marks
+   */
+  public void lowerLayerMajor(BlockTransferBatch batch, long[] objectAddresses, CopyBatch out) {
+    makeRoom(batch, objectAddresses, out);
+    BlockKeys keys = batch.keys();
+    long[] device = out.device();
+    long[] host = out.host();
+    long[] length = out.length();
+    int[] key = out.key();
+    for (Layer layer : layers) {
+      Group group = layer.group;
+      int start = out.count();
+      int at = start;
+      for (int i = 0; i < objectAddresses.length; i++) {
+        long object = objectAddresses[i];
+        if (object == 0 || keys.groupId(i) != group.groupId) {
+          continue;
+        }
+        fill(group, layer.firstRow, layer.endRow, batch.blockId(i), object, device, host, at);
+        for (int row = layer.firstRow; row < layer.endRow; row++) {
+          length[at] = group.length[row];
+          key[at] = i;
+          at++;
+        }
+      }
+      out.commit(at - start);
+      out.endMark();
+    }
+  }
+
+  private static void fill(
+      Group group,
+      int firstRow,
+      int endRow,
+      int blockId,
+      long object,
+      long[] device,
+      long[] host,
+      int at) {
+    long[] base = group.base;
+    long[] advance = group.advance;
+    long[] offset = group.offset;
+    int shift = at - firstRow;
+    for (int row = firstRow; row < endRow; row++) {
+      device[row + shift] = base[row] + blockId * advance[row];
+      host[row + shift] = object + offset[row];
+    }
+  }
+
+  private void makeRoom(BlockTransferBatch batch, long[] objectAddresses, CopyBatch out) {
+    if (objectAddresses.length != batch.size()) {
+      throw UMBPException.invalid(
+          "%d object addresses do not match %d keys", objectAddresses.length, batch.size());
+    }
+    BlockKeys keys = batch.keys();
+    long rows = 0;
+    Group group = groups[0];
+    for (int i = 0; i < objectAddresses.length; i++) {
+      if (objectAddresses[i] != 0) {
+        group = group(keys.groupId(i), group);
+        rows += group.rows;
+      }
+    }
+    if (rows > Integer.MAX_VALUE - 8 - out.count()) {
+      throw UMBPException.invalid(
+          "%d keys are %d rows, too many for one batch", batch.size(), rows);
+    }
+    out.ensureRoom((int) rows);
+  }
+
+  private static void checkBlock(int blockId, Group group) {
+    if (blockId < 0 || blockId >= group.blockCount) {
+      throw UMBPException.invalid(
+          "block %d is outside [0, %d) of group %d", blockId, group.blockCount, group.groupId);
+    }
+  }
+
+  /** As {@link #group(int)}, with a guess that spares the search in runs of one group. */
+  private Group group(int groupId, Group guess) {
+    return guess.groupId == groupId ? guess : group(groupId);
+  }
+
+  private Group group(int groupId) {
+    int index = Arrays.binarySearch(groupIds, groupId);
+    if (index < 0) {
+      throw UMBPException.invalid(
+          "group %d is not in the layout, its groups are %s", groupId, Arrays.toString(groupIds));
+    }
+    return groups[index];
+  }
+}

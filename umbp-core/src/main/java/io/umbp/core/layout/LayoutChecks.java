@@ -1,0 +1,170 @@
+package io.umbp.core.layout;
+
+import io.umbp.api.KVCacheTensor;
+import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.KVRegion;
+import io.umbp.api.UMBPException;
+import java.nio.ByteBuffer;
+import java.util.ArrayList;
+import java.util.IdentityHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeSet;
+
+/** What must hold between a layout and the buffers that an engine registers for it. */
+final class LayoutChecks {
+  private LayoutChecks() {}
+
+  static void checkTensors(KVLayoutDescriptor layout, Map<String, KVCacheTensor> tensors) {
+    checkNames(layout, tensors.keySet());
+    KVRegion first = layout.regions().get(0);
+    int ordinal = tensors.get(first.layerName()).deviceOrdinal();
+    for (KVRegion region : layout.regions()) {
+      KVCacheTensor tensor = tensors.get(region.layerName());
+      if (tensor.deviceOrdinal() != ordinal) {
+        throw UMBPException.invalid(
+            "layer '%s' is %s, layer '%s' is %s; all must be on one device or all in host memory",
+            first.layerName(),
+            place(ordinal),
+            region.layerName(),
+            place(tensor.deviceOrdinal()));
+      }
+      kernelBlocksPerBlock(region, tensor.blockStride(), tensor.blockCount());
+      checkSize(region, tensor);
+    }
+    for (int groupId : layout.groupIds()) {
+      checkOverlaps(layout, groupId, tensors);
+    }
+  }
+
+  static void checkNames(KVLayoutDescriptor layout, Set<String> names) {
+    Set<String> missing = new TreeSet<>();
+    Set<String> unknown = new TreeSet<>(names);
+    for (KVRegion region : layout.regions()) {
+      if (!unknown.remove(region.layerName())) {
+        missing.add(region.layerName());
+      }
+    }
+    if (!missing.isEmpty()) {
+      throw UMBPException.invalid("layers %s of the layout are missing", missing);
+    }
+    if (!unknown.isEmpty()) {
+      throw UMBPException.invalid("layers %s are not in the layout", unknown);
+    }
+  }
+
+  /**
+   * Checks physical strides, and returns how many physical (kernel) blocks make one block of the
+   * engine's block manager: 1 unless the page is larger than the physical stride.
+   */
+  static int kernelBlocksPerBlock(KVRegion region, long physicalStride, int physicalBlocks) {
+    String layer = region.layerName();
+    long declared = region.blockStride();
+    if (physicalStride > declared || declared % physicalStride != 0) {
+      throw UMBPException.invalid(
+          "layer '%s': KV block stride mismatch: physical stride %d must divide the declared stride"
+              + " %d",
+          layer, physicalStride, declared);
+    }
+    if (!region.pageSegments().isEmpty()) {
+      if (physicalStride != declared) {
+        throw UMBPException.invalid(
+            "layer '%s': page segments need the declared stride %d, but the physical stride is %d;"
+                + " segments inside smaller kernel blocks are not supported",
+            layer, declared, physicalStride);
+      }
+      return 1;
+    }
+    long bytes = region.blockBytes();
+    if (bytes <= physicalStride) {
+      return 1;
+    }
+    if (bytes % physicalStride != 0) {
+      throw UMBPException.invalid(
+          "layer '%s': KV block stride mismatch: block bytes %d are no multiple of the physical"
+              + " stride %d",
+          layer, bytes, physicalStride);
+    }
+    long parts = bytes / physicalStride;
+    if (parts > physicalBlocks) {
+      throw UMBPException.invalid(
+          "layer '%s': one block needs %d kernel blocks of %d bytes, the tensor has %d",
+          layer, parts, physicalStride, physicalBlocks);
+    }
+    return (int) parts;
+  }
+
+  private static void checkSize(KVRegion region, KVCacheTensor tensor) {
+    long lastBlock = (tensor.blockCount() - 1) * tensor.blockStride();
+    long room = tensor.sizeBytes() - lastBlock;
+    for (KVRegion.PageSegment run : runs(region, tensor.blockStride())) {
+      if (run.length() > room || run.offset() > room - run.length()) {
+        throw UMBPException.invalid(
+            "layer '%s': tensor of %d bytes ends before the last of its %d blocks of stride %d,"
+                + " which needs %d bytes at offset %d of the block",
+            region.layerName(),
+            tensor.sizeBytes(),
+            tensor.blockCount(),
+            tensor.blockStride(),
+            run.length(),
+            run.offset());
+      }
+    }
+  }
+
+  /** The runs of a physical block. */
+  private static List<KVRegion.PageSegment> runs(KVRegion region, long physicalStride) {
+    if (region.pageSegments().isEmpty()) {
+      long length = Math.min(region.blockBytes(), physicalStride);
+      return List.of(new KVRegion.PageSegment(0, length));
+    }
+    return region.pageSegments();
+  }
+
+  private static void checkOverlaps(
+      KVLayoutDescriptor layout, int groupId, Map<String, KVCacheTensor> tensors) {
+    Map<ByteBuffer, Integer> buffers = new IdentityHashMap<>();
+    List<MemoryStrip> strips = new ArrayList<>();
+    for (KVRegion region : layout.regions()) {
+      if (region.groupId() == groupId) {
+        KVCacheTensor tensor = tensors.get(region.layerName());
+        for (KVRegion.PageSegment run : runs(region, tensor.blockStride())) {
+          MemoryStrip strip =
+              new MemoryStrip(
+                  region.layerName(),
+                  0,
+                  tensor.address() + run.offset(),
+                  tensor.blockStride(),
+                  tensor.blockCount(),
+                  run.length());
+          addStrips(strip, tensor, buffers, strips);
+        }
+      }
+    }
+    MemoryStrip.checkDisjoint(groupId, strips);
+  }
+
+  private static void addStrips(
+      MemoryStrip strip,
+      KVCacheTensor tensor,
+      Map<ByteBuffer, Integer> buffers,
+      List<MemoryStrip> strips) {
+    if (tensor.isDevice()) {
+      strips.add(strip);
+      return;
+    }
+    long slabStart = 0;
+    for (KVCacheTensor.HostSlice slab : tensor.slabs()) {
+      Integer space = buffers.computeIfAbsent(slab.buffer(), ignored -> buffers.size());
+      strip.clip(slabStart, slabStart + slab.length(), space, slab.start() - slabStart, strips);
+      slabStart += slab.length();
+    }
+  }
+
+  private static String place(int deviceOrdinal) {
+    return deviceOrdinal == KVCacheTensor.HOST
+        ? "in host memory"
+        : "on device " + deviceOrdinal;
+  }
+}
