@@ -1,0 +1,614 @@
+package io.umbp.core.runtime;
+
+import io.umbp.api.BlockKey;
+import io.umbp.api.CloseResult;
+import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.RankTopology;
+import io.umbp.api.UMBPException;
+import io.umbp.api.UMBPNamespace;
+import io.umbp.api.UMBPRuntime;
+import io.umbp.api.spi.CopyTicket;
+import io.umbp.api.spi.HostSlab;
+import io.umbp.api.spi.KVCopyEngine;
+import io.umbp.core.pool.BlockPool;
+import io.umbp.core.pool.PoolStats;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Set;
+import java.util.concurrent.Executor;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.LockSupport;
+import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.BooleanSupplier;
+import java.util.function.LongSupplier;
+import org.jspecify.annotations.Nullable;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * A runtime that lives inside the engine's process and keeps objects in host memory. A scheduler and
+ * the workers of all ranks of one JVM share it. Thread-safe.
+ *
+ * <p>It starts no thread. Without an executor nothing runs unless called: completions and deadlines
+ * are seen by whichever call comes next. With one, a task of it follows the running copies, so that
+ * pins are given back even when nobody polls.
+ *
+ * <p><strong>Lock.</strong> One lock guards the pool, all jobs and the registrations. The copy engine
+ * is never called under it: a job is first reserved under the lock, then lowered and submitted without
+ * it, and its end is first read from the ticket without the lock, then booked under it. So other calls
+ * may see a job that is reserved and not yet submitted; they leave it alone.
+ */
+public final class EmbeddedRuntime implements UMBPRuntime {
+  private static final Logger log = LoggerFactory.getLogger(EmbeddedRuntime.class);
+  private static final long IDLE_NANOS = 200_000;
+
+  final ReentrantLock lock = new ReentrantLock();
+  final BlockPool pool;
+  final KVCopyEngine engine;
+  final LongSupplier clock;
+  final long timeoutNanos;
+
+  private final long slabBytes;
+  private final @Nullable Executor executor;
+
+  /** Jobs that run or hold unpublished objects, in the order of their deadlines. */
+  private final LinkedHashMap<Long, TransferJob> live = new LinkedHashMap<>();
+
+  private final Set<EmbeddedSchedulerHandle> schedulers = new HashSet<>();
+  private final Set<EmbeddedWorkerHandle> workers = new HashSet<>();
+  private final ReentrantLock closeLock = new ReentrantLock();
+  private volatile boolean isClosed;
+  private @Nullable CloseResult closeResult;
+  private long lastJobId;
+  private boolean isFollowing;
+  private volatile @Nullable Thread follower;
+
+  /** A cheap look, without the lock, at whether {@link #tick} has anything to do. */
+  private volatile long nextDeadlineNanos;
+
+  private volatile boolean hasDeadline;
+
+  private EmbeddedRuntime(Builder builder) {
+    this.slabBytes = builder.effectiveSlabBytes();
+    this.pool = new BlockPool(builder.capacityBytes, slabBytes, this::evicted);
+    KVCopyEngine given = builder.copyEngine;
+    if (given != null) {
+      this.engine = given;
+    } else if (builder.executor != null) {
+      this.engine = HostCopyEngine.on(builder.executor);
+    } else {
+      this.engine = new HostCopyEngine();
+    }
+    this.executor = builder.executor;
+    this.clock = builder.nanoTime;
+    this.timeoutNanos = builder.transferTimeout.toNanos();
+  }
+
+  /** Collects the settings of a runtime. Thread-confined. */
+  public static final class Builder {
+    private static final long DEFAULT_SLAB_BYTES = 64L << 20;
+
+    private long capacityBytes;
+    private long slabBytes;
+    private @Nullable KVCopyEngine copyEngine;
+    private @Nullable Executor executor;
+    private Duration transferTimeout = Duration.ofSeconds(30);
+    private LongSupplier nanoTime = System::nanoTime;
+
+    private Builder() {}
+
+    /**
+     * Sets how many bytes of objects the pool may hold. Required.
+     *
+     * @param bytes above 0; {@link Long#MAX_VALUE} for no limit but the machine's
+     * @return this
+     */
+    public Builder capacityBytes(long bytes) {
+      if (bytes <= 0) {
+        throw UMBPException.invalid("capacity of %d bytes must be > 0", bytes);
+      }
+      capacityBytes = bytes;
+      return this;
+    }
+
+    /**
+     * Sets the size of the pieces in which host memory is taken from the copy engine; no object can be
+     * larger. Unless set it is 64 MiB, or less for a smaller pool.
+     *
+     * @param bytes 1 to {@link KVCopyEngine#MAX_SLAB_BYTES}
+     * @return this
+     */
+    public Builder slabBytes(long bytes) {
+      if (bytes <= 0 || bytes > KVCopyEngine.MAX_SLAB_BYTES) {
+        throw UMBPException.invalid(
+            "slab of %d bytes, allowed are 1 to %d", bytes, KVCopyEngine.MAX_SLAB_BYTES);
+      }
+      slabBytes = bytes;
+      return this;
+    }
+
+    /**
+     * Sets the copy engine; a {@link HostCopyEngine} unless set.
+     *
+     * @param engine an open engine; ownership is transferred to the runtime, which closes it
+     * @return this
+     */
+    public Builder copyEngine(KVCopyEngine engine) {
+      copyEngine = engine;
+      return this;
+    }
+
+    /**
+     * Lets background work run on an executor; without one nothing runs unless called.
+     *
+     * @param executor shared; its threads are never interrupted
+     * @return this
+     */
+    public Builder executor(Executor executor) {
+      this.executor = executor;
+      return this;
+    }
+
+    /**
+     * Sets the deadline of each job, from its submission to its publication; 30 s unless set.
+     *
+     * @param timeout above zero
+     * @return this
+     */
+    public Builder transferTimeout(Duration timeout) {
+      if (timeout.isZero() || timeout.isNegative()) {
+        throw UMBPException.invalid("transfer timeout %s must be > 0", timeout);
+      }
+      transferTimeout = timeout;
+      return this;
+    }
+
+    /**
+     * Sets the clock by which deadlines and bounds are judged; {@link System#nanoTime()} unless set.
+     *
+     * @param clock nanoseconds from any origin, never going back
+     * @return this
+     */
+    public Builder nanoTime(LongSupplier clock) {
+      nanoTime = clock;
+      return this;
+    }
+
+    /**
+     * Creates the runtime. Host memory is taken later, as it is needed.
+     *
+     * @return an open runtime that the caller closes
+     */
+    public EmbeddedRuntime build() {
+      if (capacityBytes == 0) {
+        throw UMBPException.invalid("capacityBytes is not set");
+      }
+      return new EmbeddedRuntime(this);
+    }
+
+    private long effectiveSlabBytes() {
+      return slabBytes > 0 ? slabBytes : Math.min(DEFAULT_SLAB_BYTES, capacityBytes);
+    }
+  }
+
+  /**
+   * Starts the settings of a runtime.
+   *
+   * @return a builder; {@link Builder#capacityBytes} is required
+   */
+  public static Builder builder() {
+    return new Builder();
+  }
+
+  @Override
+  public EmbeddedSchedulerHandle createSchedulerHandle(
+      UMBPNamespace namespace, RankTopology topology, KVLayoutDescriptor layout) {
+    checkLayout(topology, layout);
+    EmbeddedSchedulerHandle handle = new EmbeddedSchedulerHandle(this, namespace, topology);
+    lock.lock();
+    try {
+      checkOpen();
+      schedulers.add(handle);
+    } finally {
+      lock.unlock();
+    }
+    return handle;
+  }
+
+  @Override
+  public EmbeddedWorkerHandle createWorkerHandle(
+      UMBPNamespace namespace, RankTopology topology, KVLayoutDescriptor layout) {
+    checkLayout(topology, layout);
+    lock.lock();
+    try {
+      checkOpen();
+      EmbeddedWorkerHandle handle = new EmbeddedWorkerHandle(this, namespace, topology, layout);
+      workers.add(handle);
+      return handle;
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  private void checkLayout(RankTopology topology, KVLayoutDescriptor layout) {
+    if (!layout.topology().equals(topology)) {
+      throw UMBPException.invalid(
+          "the layout is of rank %s, the handle of rank %s", layout.topology(), topology);
+    }
+    for (int groupId : layout.groupIds()) {
+      pool.checkObjectSize(groupId, layout.objectBytes(groupId));
+    }
+  }
+
+  void checkOpen() {
+    if (isClosed) {
+      throw UMBPException.closed("runtime");
+    }
+  }
+
+  /**
+   * Returns the pool's content, after booking what has ended.
+   *
+   * @return a snapshot
+   */
+  public PoolStats stats() {
+    sweep();
+    lock.lock();
+    try {
+      return pool.stats();
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  long nextJobId() {
+    return ++lastJobId;
+  }
+
+  /** Enters a new job. Called under the lock. */
+  void enter(TransferJob job) {
+    live.put(job.id, job);
+    if (!hasDeadline) {
+      nextDeadlineNanos = job.deadlineNanos;
+      hasDeadline = true;
+    }
+  }
+
+  /** Books passed deadlines and overdue jobs, if there are any. Called without the lock. */
+  void tick() {
+    if (hasDeadline && clock.getAsLong() - nextDeadlineNanos >= 0) {
+      sweep();
+    }
+  }
+
+  /** Books the end of every live job that has ended or passed its deadline, oldest first. */
+  void sweep() {
+    for (TransferJob job : liveJobs()) {
+      settle(job);
+    }
+  }
+
+  private List<TransferJob> liveJobs() {
+    lock.lock();
+    try {
+      return live.isEmpty() ? List.of() : new ArrayList<>(live.values());
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Brings a job up to date, and the jobs whose copies it waits for. */
+  void advance(TransferJob job) {
+    boolean waitsForOthers;
+    lock.lock();
+    try {
+      waitsForOthers = job.hasPendingJoins();
+    } finally {
+      lock.unlock();
+    }
+    if (waitsForOthers) {
+      sweep();
+    } else {
+      settle(job);
+    }
+  }
+
+  /** Books what has become of one job. Called without the lock. */
+  private void settle(TransferJob job) {
+    CopyTicket ticket;
+    lock.lock();
+    try {
+      ticket = job.hasCopyEnded() ? null : job.ticket;
+    } finally {
+      lock.unlock();
+    }
+    boolean hasEnded = ticket != null && ticket.poll();
+    @Nullable String @Nullable [] failures = hasEnded ? failures(ticket, job) : null;
+    Registration retired = null;
+    lock.lock();
+    try {
+      if (hasEnded && !job.hasCopyEnded()) {
+        retired = endCopy(job, failures);
+      }
+      job.resolveJoins();
+      if (!job.isOver() && clock.getAsLong() - job.deadlineNanos >= 0) {
+        job.deadlinePassed();
+      }
+      dropIfOver(job);
+    } finally {
+      lock.unlock();
+    }
+    if (retired != null) {
+      unregister(retired);
+    }
+  }
+
+  private static @Nullable String @Nullable [] failures(CopyTicket ticket, TransferJob job) {
+    @Nullable String[] failures = null;
+    for (int key = 0; key < job.batch.size(); key++) {
+      String failure = ticket.failure(key);
+      if (failure != null) {
+        if (failures == null) {
+          failures = new String[job.batch.size()];
+        }
+        failures[key] = failure;
+      }
+    }
+    return failures;
+  }
+
+  /**
+   * Books the end of a job's copy under the lock.
+   *
+   * @return the registration to take back from the engine if this was its last job, else null
+   */
+  @Nullable Registration endCopy(TransferJob job, @Nullable String @Nullable [] failures) {
+    if (job.rows != null) {
+      job.registration.recycle(job.rows);
+    }
+    job.copyEnded(failures);
+    return leave(job);
+  }
+
+  /** Books that a job no longer touches the registered buffers. Called under the lock. */
+  @Nullable Registration leave(TransferJob job) {
+    Registration registration = job.registration;
+    registration.activeJobs--;
+    return registration.isAbandoned && registration.activeJobs == 0 ? registration : null;
+  }
+
+  /** Forgets a job that can no longer change. Called under the lock. */
+  void dropIfOver(TransferJob job) {
+    if (job.isOver() && job.hasCopyEnded() && live.remove(job.id) != null) {
+      if (live.isEmpty()) {
+        hasDeadline = false;
+      } else {
+        nextDeadlineNanos = live.values().iterator().next().deadlineNanos;
+      }
+    }
+  }
+
+  void unregister(Registration registration) {
+    registration.tensors().forEach(engine::unregister);
+  }
+
+  /**
+   * Takes one more slab from the copy engine for objects of a size, if the pool still wants it. Called
+   * without the lock.
+   */
+  void grow() {
+    HostSlab slab;
+    try {
+      slab = engine.allocateSlab(slabBytes);
+    } catch (UMBPException e) {
+      if (e.reason() != UMBPException.Reason.OUT_OF_MEMORY) {
+        throw e;
+      }
+      log.warn("the pool stays below its capacity: {}", e.getMessage());
+      lock.lock();
+      try {
+        pool.outOfMemory();
+      } finally {
+        lock.unlock();
+      }
+      return;
+    }
+    lock.lock();
+    try {
+      if (!isClosed) {
+        pool.addSlab(slab);
+        return;
+      }
+    } finally {
+      lock.unlock();
+    }
+    engine.releaseSlab(slab);
+  }
+
+  /** Called by the pool under the lock. */
+  private void evicted(BlockKey key) {
+    for (EmbeddedSchedulerHandle scheduler : schedulers) {
+      scheduler.evicted(key);
+    }
+  }
+
+  void forget(EmbeddedSchedulerHandle handle) {
+    schedulers.remove(handle);
+  }
+
+  void forget(EmbeddedWorkerHandle handle) {
+    workers.remove(handle);
+  }
+
+  /**
+   * Brings jobs up to date until a condition holds or the time is up. The time is judged by the
+   * runtime's clock and by the wall, whichever is earlier, so that a clock that stands still can't hang
+   * a caller.
+   *
+   * @param job the one job that matters, null when all do
+   */
+  boolean advanceUntil(BooleanSupplier condition, long timeoutNanos, @Nullable TransferJob job) {
+    long start = clock.getAsLong();
+    long wallStart = System.nanoTime();
+    while (true) {
+      if (job == null) {
+        sweep();
+      } else {
+        advance(job);
+      }
+      if (condition.getAsBoolean()) {
+        return true;
+      }
+      if (Thread.currentThread().isInterrupted()
+          || clock.getAsLong() - start >= timeoutNanos
+          || System.nanoTime() - wallStart >= timeoutNanos) {
+        return false;
+      }
+      idle(job);
+    }
+  }
+
+  /** Waits a moment, at most until the job's copy ends, or that of the oldest running job. */
+  private void idle(@Nullable TransferJob preferred) {
+    CopyTicket running = null;
+    lock.lock();
+    try {
+      if (preferred != null && !preferred.hasCopyEnded()) {
+        running = preferred.ticket;
+      } else {
+        for (TransferJob job : live.values()) {
+          if (!job.hasCopyEnded() && job.ticket != null) {
+            running = job.ticket;
+            break;
+          }
+        }
+      }
+    } finally {
+      lock.unlock();
+    }
+    if (running == null) {
+      LockSupport.parkNanos(IDLE_NANOS);
+    } else {
+      running.await(Duration.ofNanos(IDLE_NANOS));
+    }
+  }
+
+  /** Lets the executor, if there is one, follow the running copies. Called without the lock. */
+  void follow() {
+    if (executor == null) {
+      return;
+    }
+    lock.lock();
+    try {
+      if (isFollowing) {
+        return;
+      }
+      isFollowing = true;
+    } finally {
+      lock.unlock();
+    }
+    executeFollower(executor);
+  }
+
+  private void executeFollower(Executor executor) {
+    try {
+      executor.execute(() -> followOnce(executor));
+    } catch (RuntimeException e) {
+      log.warn("the executor refuses to follow copies; polling has to", e);
+      stopFollowing();
+    }
+  }
+
+  /**
+   * One round, then back into the executor's queue, so that a single thread can also run the copies
+   * that are waited for. An executor that runs tasks in the caller would recurse: it gets one round.
+   */
+  private void followOnce(Executor executor) {
+    if (follower == Thread.currentThread()) {
+      stopFollowing();
+      return;
+    }
+    sweep();
+    if (runningJobs() == 0) {
+      stopFollowing();
+      return;
+    }
+    idle(null);
+    follower = Thread.currentThread();
+    executeFollower(executor);
+    follower = null;
+  }
+
+  private void stopFollowing() {
+    lock.lock();
+    try {
+      isFollowing = false;
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  @Override
+  public CloseResult close(Duration bound) {
+    long start = clock.getAsLong();
+    closeLock.lock();
+    try {
+      if (closeResult == null) {
+        closeResult = closeOnce(start, bound.toNanos());
+      }
+      return closeResult;
+    } finally {
+      closeLock.unlock();
+    }
+  }
+
+  private CloseResult closeOnce(long start, long boundNanos) {
+    List<EmbeddedWorkerHandle> openWorkers;
+    lock.lock();
+    try {
+      isClosed = true;
+      openWorkers = List.copyOf(workers);
+    } finally {
+      lock.unlock();
+    }
+    for (EmbeddedWorkerHandle worker : openWorkers) {
+      worker.beginClose();
+    }
+    advanceUntil(() -> runningJobs() == 0, boundNanos, null);
+    int unfinished = runningJobs();
+    for (EmbeddedWorkerHandle worker : openWorkers) {
+      worker.close(Duration.ZERO);
+    }
+    List<HostSlab> memory;
+    lock.lock();
+    try {
+      memory = pool.memory();
+    } finally {
+      lock.unlock();
+    }
+    memory.forEach(engine::releaseSlab);
+    long left = Math.max(0, boundNanos - (clock.getAsLong() - start));
+    CloseResult engineResult = engine.close(Duration.ofNanos(left));
+    CloseResult result = new CloseResult(unfinished, engineResult.handedOverBytes());
+    if (!result.isClean()) {
+      log.warn(
+          "closed after {} ms with {} jobs still running; {} bytes are left to the copy engine",
+          TimeUnit.NANOSECONDS.toMillis(boundNanos),
+          result.unfinishedJobs(),
+          result.handedOverBytes());
+    }
+    return result;
+  }
+
+  private int runningJobs() {
+    lock.lock();
+    try {
+      return (int) live.values().stream().filter(job -> !job.hasCopyEnded()).count();
+    } finally {
+      lock.unlock();
+    }
+  }
+}

@@ -1,0 +1,167 @@
+package io.umbp.core.runtime;
+
+import io.umbp.api.BlockHashes;
+import io.umbp.api.BlockKey;
+import io.umbp.api.BlockKeys;
+import io.umbp.api.ClearResult;
+import io.umbp.api.RankNamespace;
+import io.umbp.api.RankTopology;
+import io.umbp.api.UMBPException;
+import io.umbp.api.UMBPNamespace;
+import io.umbp.api.UMBPSchedulerHandle;
+import io.umbp.core.identity.BlockIdentityCodec;
+import io.umbp.core.pool.BlockPool;
+import io.umbp.core.pool.KeySpace;
+import io.umbp.core.pool.PooledObject;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.List;
+import org.jspecify.annotations.Nullable;
+
+/** The scheduler's view of an {@link EmbeddedRuntime}. Thread-safe; guarded by the runtime's lock. */
+final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
+  private final EmbeddedRuntime runtime;
+  private final UMBPNamespace namespace;
+  private final BlockIdentityCodec codec;
+  private final ArrayDeque<BlockKey> evictedKeys = new ArrayDeque<>();
+  private boolean isClosed;
+
+  EmbeddedSchedulerHandle(
+      EmbeddedRuntime runtime, UMBPNamespace namespace, RankTopology topology) {
+    this.runtime = runtime;
+    this.namespace = namespace;
+    this.codec = new BlockIdentityCodec(namespace, topology);
+  }
+
+  @Override
+  public boolean[] lookup(List<String> keys) {
+    boolean[] present = new boolean[keys.size()];
+    @Nullable PooledObject[] objects = findPublished(keys);
+    for (int i = 0; i < present.length; i++) {
+      present[i] = objects[i] != null;
+    }
+    return present;
+  }
+
+  @Override
+  public void touch(List<String> keys) {
+    runtime.lock.lock();
+    try {
+      @Nullable PooledObject[] objects = findPublished(keys);
+      for (int i = objects.length - 1; i >= 0; i--) {
+        PooledObject object = objects[i];
+        if (object != null) {
+          runtime.pool.touch(object);
+        }
+      }
+    } finally {
+      runtime.lock.unlock();
+    }
+  }
+
+  private @Nullable PooledObject[] findPublished(List<String> keys) {
+    @Nullable PooledObject[] found = new PooledObject[keys.size()];
+    runtime.lock.lock();
+    try {
+      checkOpen();
+      if (keys instanceof BlockKeys columns) {
+        find(columns, found);
+      } else {
+        for (int i = 0; i < found.length; i++) {
+          found[i] = codec.tryParse(keys.get(i)).map(this::find).orElse(null);
+        }
+      }
+    } finally {
+      runtime.lock.unlock();
+    }
+    return found;
+  }
+
+  private void find(BlockKeys keys, @Nullable PooledObject[] found) {
+    if (!keys.namespace().equals(namespace)) {
+      return;
+    }
+    BlockPool pool = runtime.pool;
+    List<RankNamespace> ranks = keys.ranks();
+    int rankCount = ranks.size();
+    @Nullable KeySpace[][] spaces = new KeySpace[rankCount][];
+    for (int rank = 0; rank < rankCount; rank++) {
+      spaces[rank] = pool.keySpaces(namespace, ranks.get(rank));
+    }
+    BlockHashes hashes = keys.hashes();
+    for (int row = 0; row < keys.rows(); row++) {
+      int groupId = keys.groupId(row * rankCount);
+      for (int rank = 0; rank < rankCount; rank++) {
+        @Nullable KeySpace[] byGroup = spaces[rank];
+        KeySpace space = groupId < byGroup.length ? byGroup[groupId] : null;
+        if (space != null) {
+          found[row * rankCount + rank] = pool.findPublished(space, hashes, row);
+        }
+      }
+    }
+  }
+
+  private @Nullable PooledObject find(BlockKey key) {
+    if (!key.namespace().equals(namespace)) {
+      return null;
+    }
+    @Nullable KeySpace[] byGroup = runtime.pool.keySpaces(namespace, key.rank());
+    KeySpace space = key.groupId() < byGroup.length ? byGroup[key.groupId()] : null;
+    return space == null
+        ? null
+        : runtime.pool.findPublished(space, BlockHashes.of(List.of(key.hash())), 0);
+  }
+
+  @Override
+  public ClearResult clear() {
+    runtime.sweep();
+    runtime.lock.lock();
+    try {
+      checkOpen();
+      return runtime.pool.clear(namespace);
+    } finally {
+      runtime.lock.unlock();
+    }
+  }
+
+  @Override
+  public List<BlockKey> takeEvictedKeys() {
+    runtime.lock.lock();
+    try {
+      checkOpen();
+      List<BlockKey> taken = new ArrayList<>(evictedKeys);
+      evictedKeys.clear();
+      return taken;
+    } finally {
+      runtime.lock.unlock();
+    }
+  }
+
+  /** Called under the lock. */
+  void evicted(BlockKey key) {
+    if (key.namespace().equals(namespace)) {
+      if (evictedKeys.size() == MAX_EVICTED_KEYS) {
+        evictedKeys.removeFirst();
+      }
+      evictedKeys.addLast(key);
+    }
+  }
+
+  private void checkOpen() {
+    runtime.checkOpen();
+    if (isClosed) {
+      throw UMBPException.closed("scheduler handle");
+    }
+  }
+
+  @Override
+  public void close() {
+    runtime.lock.lock();
+    try {
+      isClosed = true;
+      runtime.forget(this);
+    } finally {
+      runtime.lock.unlock();
+    }
+  }
+}

@@ -1,0 +1,62 @@
+package io.umbp.core.runtime;
+
+import io.umbp.api.KVCacheTensor;
+import io.umbp.api.spi.CopyBatch;
+import io.umbp.core.layout.KVLayoutPlanner;
+import java.util.ArrayDeque;
+import java.util.List;
+
+/** One worker's registered buffers and how many jobs still touch them. */
+final class Registration {
+  private static final int MAX_SPARE_ROWS = 16;
+
+  private final KVLayoutPlanner planner;
+  private final List<KVCacheTensor> tensors;
+  private final int deviceOrdinal;
+
+  /** Jobs that have not stopped touching the buffers. Guarded by the runtime's lock. */
+  int activeJobs;
+
+  /** Set when no new job may begin. Guarded by the runtime's lock. */
+  boolean isRetiring;
+
+  /** Set when the last job that ends takes it back. Guarded by the runtime's lock. */
+  boolean isAbandoned;
+
+  private final ArrayDeque<CopyBatch> spareRows = new ArrayDeque<>();
+
+  Registration(KVLayoutPlanner planner, List<KVCacheTensor> tensors) {
+    this.planner = planner;
+    this.tensors = tensors;
+    this.deviceOrdinal = tensors.get(0).deviceOrdinal();
+  }
+
+  KVLayoutPlanner planner() {
+    return planner;
+  }
+
+  List<KVCacheTensor> tensors() {
+    return tensors;
+  }
+
+  int deviceOrdinal() {
+    return deviceOrdinal;
+  }
+
+  /** Returns rows for a job to fill. Called under the runtime's lock. */
+  CopyBatch rows() {
+    CopyBatch spare = spareRows.pollLast();
+    return spare == null ? new CopyBatch() : spare;
+  }
+
+  /** Keeps rows whose copy has ended for the next job. Called under the runtime's lock. */
+  void recycle(CopyBatch rows) {
+    if (spareRows.size() < MAX_SPARE_ROWS) {
+      spareRows.addLast(rows);
+    }
+  }
+
+  boolean isDevice() {
+    return deviceOrdinal != KVCacheTensor.HOST;
+  }
+}
