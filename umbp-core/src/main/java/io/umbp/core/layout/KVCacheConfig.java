@@ -113,4 +113,18 @@ public record KVCacheConfig(List<Group> groups, List<Tensor> tensors) {
           groupOfLayer.keySet().stream().filter(layer -> !placed.contains(layer)).sorted().toList());
     }
   }
+  /**
+   * Returns the group of a layer.
+   *
+   * @param layerName a layer of some group
+   * @return the group's id
+   */
+  public int groupOf(String layerName) {
+    for (int id = 0; id < groups.size(); id++) {
+      if (groups.get(id).layers().contains(layerName)) {
+        return id;
+      }
+    }
+    throw UMBPException.invalid("layer '%s' is in no group", layerName);
+  }
 }

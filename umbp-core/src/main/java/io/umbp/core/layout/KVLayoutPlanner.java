@@ -99,7 +99,7 @@ public final class KVLayoutPlanner {
     }
   }
 
-  private KVLayoutPlanner(KVLayoutDescriptor layout, Map<String, LayerPlacement> placements) {
+  private KVLayoutPlanner(KVLayoutDescriptor layout, List<LayerPlacement> placements) {
     this.layout = layout;
     groupIds = layout.groupIds();
     groups = new Group[groupIds.length];
@@ -111,7 +111,7 @@ public final class KVLayoutPlanner {
     layerIndex = new HashMap<>();
     for (int i = 0; i < layers.length; i++) {
       KVRegion region = regions.get(i);
-      layers[i] = addLayer(region, placements.get(region.layerName()));
+      layers[i] = addLayer(region, placements.get(i));
       layerIndex.put(region.layerName(), i);
     }
     for (Group group : groups) {
@@ -167,17 +167,11 @@ public final class KVLayoutPlanner {
    *     group is left
    */
   public static KVLayoutDescriptor describe(KVCacheConfig config, RankTopology topology) {
-    Map<String, Integer> groupOfLayer = new HashMap<>();
-    for (int id = 0; id < config.groups().size(); id++) {
-      for (String layer : config.groups().get(id).layers()) {
-        groupOfLayer.put(layer, id);
-      }
-    }
     List<KVRegion> regions = new ArrayList<>();
     long objectOffset = 0;
     for (KVCacheConfig.Tensor tensor : config.tensors()) {
       for (String layer : tensor.layers()) {
-        int groupId = groupOfLayer.get(layer);
+        int groupId = config.groupOf(layer);
         KVCacheConfig.Group group = config.groups().get(groupId);
         if (group.transfer() == KVCacheConfig.Transfer.ENABLED) {
           KVCacheConfig.Spec spec = group.spec();
@@ -220,8 +214,7 @@ public final class KVLayoutPlanner {
    */
   public static KVLayoutPlanner place(
       KVLayoutDescriptor layout, Map<String, LayerPlacement> placements) {
-    LayoutChecks.checkNames(layout, placements.keySet());
-    return new KVLayoutPlanner(layout, placements);
+    return new KVLayoutPlanner(layout, LayoutChecks.inRegionOrder(layout, placements));
   }
 
   /**
