@@ -2,7 +2,6 @@ package io.umbp.core.layout;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
-import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.umbp.api.BlockHash;
 import io.umbp.api.BlockHashes;
@@ -83,7 +82,7 @@ class KVLayoutPlannerProperties {
       String name = "layer" + i;
       int group = GROUPS[random.nextInt(GROUPS.length)];
       int blocks = 1 + random.nextInt(8);
-      long unit = 1 + random.nextInt(24);
+      long unit = 1L + random.nextInt(24);
       long padding = random.nextInt(3);
       long physical;
       KVRegion region;
@@ -107,14 +106,14 @@ class KVLayoutPlannerProperties {
           int heads = 1 + random.nextInt(4);
           List<PageSegment> segments = new ArrayList<>();
           for (int head = 0; head < heads; head++) {
-            segments.add(new PageSegment(head * blocks * physical, unit));
+            segments.add(new PageSegment(physical * blocks * head, unit));
           }
           Collections.shuffle(segments, random);
           region =
               new KVRegion(name, group, physical, unit * heads, objectOffset, 16, segments);
         }
       }
-      long size = (long) blocks * physical * Math.max(1, region.pageSegments().size());
+      long size = physical * blocks * Math.max(1, region.pageSegments().size());
       tensors.put(
           name, KVCacheTensor.device(address, size, 0).blocks(blocks, physical).build());
       regions.add(region);
@@ -218,7 +217,7 @@ class KVLayoutPlannerProperties {
       assertEquals(layerMajor.get(mark), rows(out, from, out.markEnd()[mark]));
       from = out.markEnd()[mark];
     }
-    assertTrue(out.count() == from);
+    assertEquals(out.count(), from);
   }
 
   private static BlockTransferBatch batch(int[] groups, int[] blocks) {
