@@ -160,7 +160,7 @@ public final class HostCopyEngine implements KVCopyEngine {
     if (closed) {
       throw UMBPException.closed("copy engine");
     }
-    ByteBuffer root = DirectMemory.allocate((int) sizeBytes, "a slab of the host pool");
+    ByteBuffer root = DirectMemory.allocate((int) sizeBytes, "A slab of the host pool");
     try {
       synchronized (lock) {
         checkOpen();
