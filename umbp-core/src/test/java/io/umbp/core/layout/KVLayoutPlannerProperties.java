@@ -109,13 +109,11 @@ class KVLayoutPlannerProperties {
             segments.add(new PageSegment(physical * blocks * head, unit));
           }
           Collections.shuffle(segments, random);
-          region =
-              new KVRegion(name, group, physical, unit * heads, objectOffset, 16, segments);
+          region = new KVRegion(name, group, physical, unit * heads, objectOffset, 16, segments);
         }
       }
       long size = physical * blocks * Math.max(1, region.pageSegments().size());
-      tensors.put(
-          name, KVCacheTensor.device(address, size, 0).blocks(blocks, physical).build());
+      tensors.put(name, KVCacheTensor.device(address, size, 0).blocks(blocks, physical).build());
       regions.add(region);
       objectOffset += region.blockBytes();
       address += size + random.nextInt(2);
@@ -136,8 +134,7 @@ class KVLayoutPlannerProperties {
         for (KVRange range : planner.rangesForBlock(block, group)) {
           assertEquals(at, range.objectOffset());
           at += range.length();
-          KVRegion region =
-              cache.regions().get(planner.markOf(range.layerName()));
+          KVRegion region = cache.regions().get(planner.markOf(range.layerName()));
           for (long i = 0; i < range.length(); i++) {
             long pageByte = pageBytes.merge(range.layerName(), 1L, Long::sum) - 1;
             assertEquals(cache.addressOf(region, block, pageByte), range.address() + i);
@@ -193,8 +190,7 @@ class KVLayoutPlannerProperties {
       if (objects[i] != 0) {
         List<String> rows = new ArrayList<>();
         for (KVRange range : planner.rangesForBlock(blocks[i], groups[i])) {
-          String row =
-              row(range.address(), objects[i] + range.objectOffset(), range.length(), i);
+          String row = row(range.address(), objects[i] + range.objectOffset(), range.length(), i);
           rows.add(row);
           layerMajor.get(planner.markOf(range.layerName())).add(row);
         }
@@ -242,8 +238,7 @@ class KVLayoutPlannerProperties {
 
   private static List<String> rows(CopyBatch batch, int from, int to) {
     return IntStream.range(from, to)
-        .mapToObj(
-            i -> row(batch.device()[i], batch.host()[i], batch.length()[i], batch.key()[i]))
+        .mapToObj(i -> row(batch.device()[i], batch.host()[i], batch.length()[i], batch.key()[i]))
         .toList();
   }
 }
