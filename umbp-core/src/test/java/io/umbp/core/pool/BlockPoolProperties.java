@@ -114,18 +114,19 @@ class BlockPoolProperties {
   @Property(tries = 200)
   void liveSlotsNeverOverlap(@ForAll("steps") List<Step> steps) {
     PoolFixture fixture = new PoolFixture(20_000, 5_000);
+    int hash = 0;
     for (Step step : steps) {
       long bytes = switch (step.hash() % 3) {
         case 0 -> 700;
         case 1 -> 1300;
         default -> 4100;
       };
-      fixture.store(step.hash() % 3, step.hash() + step.kind().ordinal() * 100, bytes);
+      fixture.store(step.hash() % 3, hash++, bytes);
     }
     List<PooledObject> live = new ArrayList<>();
     for (int group = 0; group < 3; group++) {
-      for (int hash = 0; hash < 600; hash++) {
-        PooledObject object = fixture.published(group, hash);
+      for (int stored = 0; stored < hash; stored++) {
+        PooledObject object = fixture.published(group, stored);
         if (object != null) {
           live.add(object);
         }
