@@ -352,6 +352,25 @@ class EmbeddedRuntimeTest {
   }
 
   @Test
+  void jobsThatAreOverAndReadAreForgotten() {
+    EmbeddedRuntime runtime = runtime(EmbeddedRuntime.builder().capacityBytes(4000));
+    Rig rig = new Rig(runtime, 1000);
+    TransferJobState first = rig.worker.await(rig.store(0), LONG);
+    for (int round = 0; round < 700; round++) {
+      int hash = round % 5;
+      rig.storeAndPublish(hash);
+      rig.worker.await(rig.load(ints(hash, 9), 10, 11), LONG);
+    }
+    assertTrue(runtime.knownJobCount() <= 1025, runtime.knownJobCount() + " jobs are known");
+
+    // Never published: dropped at its deadline, though nobody asks for it again.
+    clock.advance(Duration.ofSeconds(31));
+    assertEquals(0, runtime.stats().unpublishedObjects());
+    assertEquals(first, rig.worker.poll(first));
+    assertEquals(0, rig.worker.publish(first));
+  }
+
+  @Test
   void wrongInputIsRefusedWithValueAndLimit() {
     EmbeddedRuntime runtime = runtime(EmbeddedRuntime.builder().capacityBytes(1 << 20));
     Rig rig = new Rig(runtime, 1000);
