@@ -107,8 +107,8 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
   // lock guards everything below and the slabs. Order: this lock, then a stream's.
   private final ReentrantLock lock = new ReentrantLock();
   private final Condition ended = lock.newCondition();
-  private final Map<DeviceAllocation, List<KVCacheTensor>> tensors = new IdentityHashMap<>();
-  private final Map<DeviceAllocation, long[]> registered = new IdentityHashMap<>();
+  private final IdentityHashMap<DeviceAllocation, List<KVCacheTensor>> tensors = new IdentityHashMap<>();
+  private final IdentityHashMap<DeviceAllocation, long[]> registered = new IdentityHashMap<>();
   private final Map<Long, Deque<ByteBuffer>> spareBuffers = new HashMap<>();
   private final Map<Integer, FakeStream> copyStreams = new HashMap<>();
   private final Set<Slab> liveSlabs = new HashSet<>();
@@ -260,7 +260,7 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
     lock.lock();
     try {
       Slab known = space.find(slab.baseAddress());
-      if (known == null || known.slab.buffer() != slab.buffer()) {
+      if (known == null || known.slab.sizeBytes() != slab.sizeBytes()) {
         throw UMBPException.invalid(
             "slab at 0x%x is not of this engine; %s",
             slab.baseAddress(), space.describe(slab.baseAddress()));
