@@ -361,7 +361,10 @@ public final class KVLayoutPlanner {
       group = group(keys.groupId(i), group);
       int blockId = batch.blockId(i);
       int rows = group.rows;
-      fill(group, 0, rows, blockId, object, device, host, at);
+      for (int row = 0; row < rows; row++) {
+        device[at + row] = group.base[row] + blockId * group.advance[row];
+        host[at + row] = object + group.offset[row];
+      }
       System.arraycopy(group.length, 0, length, at, rows);
       Arrays.fill(key, at, at + rows, i);
       at += rows;
@@ -394,8 +397,10 @@ public final class KVLayoutPlanner {
         if (object == 0 || (severalGroups && keys.groupId(i) != group.groupId)) {
           continue;
         }
-        fill(group, layer.firstRow, layer.endRow, batch.blockId(i), object, device, host, at);
+        int blockId = batch.blockId(i);
         for (int row = layer.firstRow; row < layer.endRow; row++) {
+          device[at] = group.base[row] + blockId * group.advance[row];
+          host[at] = object + group.offset[row];
           length[at] = group.length[row];
           key[at] = i;
           at++;
@@ -403,25 +408,6 @@ public final class KVLayoutPlanner {
       }
       out.commit(at - start);
       out.endMark();
-    }
-  }
-
-  private static void fill(
-      Group group,
-      int firstRow,
-      int endRow,
-      int blockId,
-      long object,
-      long[] device,
-      long[] host,
-      int at) {
-    long[] base = group.base;
-    long[] advance = group.advance;
-    long[] offset = group.offset;
-    int shift = at - firstRow;
-    for (int row = firstRow; row < endRow; row++) {
-      device[row + shift] = base[row] + blockId * advance[row];
-      host[row + shift] = object + offset[row];
     }
   }
 
