@@ -19,11 +19,11 @@ import java.util.Map;
  * Turns blocks into the runs of bytes that have to be copied: a layout whose layers have been given
  * their places in memory. Immutable.
  *
- * <p>Each run of a block is a line {@code address(block) = base + block * advance} with a fixed length
- * and a fixed offset in the object. A page in one piece is one line; a page made of page segments is a
- * line a segment; a page made of several kernel blocks (the engine's attention kernel uses smaller
- * blocks than its block manager) is a line a kernel block. So a whole batch is lowered without an
- * object per block or run.
+ * <p>Each run of a block is a line {@code address(block) = base + block * advance} with a fixed
+ * length and a fixed offset in the object. A page in one piece is one line; a page made of page
+ * segments is a line a segment; a page made of several kernel blocks (the engine's attention kernel
+ * uses smaller blocks than its block manager) is a line a kernel block. So a whole batch is lowered
+ * without an object per block or run.
  */
 public final class KVLayoutPlanner {
   private final KVLayoutDescriptor layout;
@@ -62,7 +62,8 @@ public final class KVLayoutPlanner {
   }
 
   /** One region with its lines, the rows [firstRow, endRow) of its group. */
-  private record Layer(KVRegion region, Group group, long physicalStride, int firstRow, int endRow) {}
+  private record Layer(
+      KVRegion region, Group group, long physicalStride, int firstRow, int endRow) {}
 
   /** The lines of all layers of a group in region order, as columns. */
   private static final class Group {
@@ -99,7 +100,7 @@ public final class KVLayoutPlanner {
     }
   }
 
-  private KVLayoutPlanner(KVLayoutDescriptor layout, Map<String, LayerPlacement> placements) {
+  private KVLayoutPlanner(KVLayoutDescriptor layout, List<LayerPlacement> placements) {
     this.layout = layout;
     groupIds = layout.groupIds();
     groups = new Group[groupIds.length];
@@ -111,7 +112,7 @@ public final class KVLayoutPlanner {
     layerIndex = new HashMap<>();
     for (int i = 0; i < layers.length; i++) {
       KVRegion region = regions.get(i);
-      layers[i] = addLayer(region, placements.get(region.layerName()));
+      layers[i] = addLayer(region, placements.get(i));
       layerIndex.put(region.layerName(), i);
     }
     for (Group group : groups) {
@@ -163,21 +164,15 @@ public final class KVLayoutPlanner {
    * @param config the cache
    * @param topology the rank it belongs to
    * @return the layout
-   * @throws UMBPException INVALID_ARGUMENT when a page is larger than its tensor's block stride or no
-   *     group is left
+   * @throws UMBPException INVALID_ARGUMENT when a page is larger than its tensor's block stride or
+   *     no group is left
    */
   public static KVLayoutDescriptor describe(KVCacheConfig config, RankTopology topology) {
-    Map<String, Integer> groupOfLayer = new HashMap<>();
-    for (int id = 0; id < config.groups().size(); id++) {
-      for (String layer : config.groups().get(id).layers()) {
-        groupOfLayer.put(layer, id);
-      }
-    }
     List<KVRegion> regions = new ArrayList<>();
     long objectOffset = 0;
     for (KVCacheConfig.Tensor tensor : config.tensors()) {
       for (String layer : tensor.layers()) {
-        int groupId = groupOfLayer.get(layer);
+        int groupId = config.groupOf(layer);
         KVCacheConfig.Group group = config.groups().get(groupId);
         if (group.transfer() == KVCacheConfig.Transfer.ENABLED) {
           KVCacheConfig.Spec spec = group.spec();
@@ -202,8 +197,8 @@ public final class KVLayoutPlanner {
    * @param layout the layout
    * @param tensors a tensor for each layer
    * @throws UMBPException INVALID_ARGUMENT when layers are missing or unknown; when tensors are not
-   *     all on one device or all in host memory; when strides do not fit the layout; when a tensor is
-   *     too small for its last block; when pages of one group share a byte
+   *     all on one device or all in host memory; when strides do not fit the layout; when a tensor
+   *     is too small for its last block; when pages of one group share a byte
    */
   public static void checkTensors(KVLayoutDescriptor layout, Map<String, KVCacheTensor> tensors) {
     LayoutChecks.checkTensors(layout, tensors);
@@ -215,13 +210,12 @@ public final class KVLayoutPlanner {
    * @param layout the layout
    * @param placements the place of each layer, in the copy engine's addresses
    * @return the planner
-   * @throws UMBPException INVALID_ARGUMENT when layers are missing or unknown, or strides do not fit
-   *     the layout
+   * @throws UMBPException INVALID_ARGUMENT when layers are missing or unknown, or strides do not
+   *     fit the layout
    */
   public static KVLayoutPlanner place(
       KVLayoutDescriptor layout, Map<String, LayerPlacement> placements) {
-    LayoutChecks.checkNames(layout, placements.keySet());
-    return new KVLayoutPlanner(layout, placements);
+    return new KVLayoutPlanner(layout, LayoutChecks.inRegionOrder(layout, placements));
   }
 
   /**
@@ -311,8 +305,7 @@ public final class KVLayoutPlanner {
     return ranges;
   }
 
-  private static void addRanges(
-      Layer layer, int blockId, long offsetShift, List<KVRange> ranges) {
+  private static void addRanges(Layer layer, int blockId, long offsetShift, List<KVRange> ranges) {
     Group group = layer.group;
     for (int row = layer.firstRow; row < layer.endRow; row++) {
       ranges.add(
@@ -391,13 +384,14 @@ public final class KVLayoutPlanner {
     long[] host = out.host();
     long[] length = out.length();
     int[] key = out.key();
+    boolean severalGroups = groups.length > 1;
     for (Layer layer : layers) {
       Group group = layer.group;
       int start = out.count();
       int at = start;
       for (int i = 0; i < objectAddresses.length; i++) {
         long object = objectAddresses[i];
-        if (object == 0 || keys.groupId(i) != group.groupId) {
+        if (object == 0 || (severalGroups && keys.groupId(i) != group.groupId)) {
           continue;
         }
         fill(group, layer.firstRow, layer.endRow, batch.blockId(i), object, device, host, at);

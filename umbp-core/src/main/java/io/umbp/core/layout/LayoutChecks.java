@@ -17,15 +17,16 @@ final class LayoutChecks {
   private LayoutChecks() {}
 
   static void checkTensors(KVLayoutDescriptor layout, Map<String, KVCacheTensor> tensors) {
-    checkNames(layout, tensors.keySet());
-    KVRegion first = layout.regions().get(0);
-    int ordinal = tensors.get(first.layerName()).deviceOrdinal();
-    for (KVRegion region : layout.regions()) {
-      KVCacheTensor tensor = tensors.get(region.layerName());
+    List<KVRegion> regions = layout.regions();
+    List<KVCacheTensor> ordered = inRegionOrder(layout, tensors);
+    int ordinal = ordered.get(0).deviceOrdinal();
+    for (int i = 0; i < regions.size(); i++) {
+      KVRegion region = regions.get(i);
+      KVCacheTensor tensor = ordered.get(i);
       if (tensor.deviceOrdinal() != ordinal) {
         throw UMBPException.invalid(
             "layer '%s' is %s, layer '%s' is %s; all must be on one device or all in host memory",
-            first.layerName(),
+            regions.get(0).layerName(),
             place(ordinal),
             region.layerName(),
             place(tensor.deviceOrdinal()));
@@ -34,16 +35,24 @@ final class LayoutChecks {
       checkSize(region, tensor);
     }
     for (int groupId : layout.groupIds()) {
-      checkOverlaps(layout, groupId, tensors);
+      checkOverlaps(regions, ordered, groupId);
     }
   }
 
-  static void checkNames(KVLayoutDescriptor layout, Set<String> names) {
+  /**
+   * Returns the values in region order, having checked that there is one for each region, no more.
+   */
+  static <T> List<T> inRegionOrder(KVLayoutDescriptor layout, Map<String, T> byLayer) {
+    List<T> ordered = new ArrayList<>();
     Set<String> missing = new TreeSet<>();
-    Set<String> unknown = new TreeSet<>(names);
+    Set<String> unknown = new TreeSet<>(byLayer.keySet());
     for (KVRegion region : layout.regions()) {
-      if (!unknown.remove(region.layerName())) {
+      unknown.remove(region.layerName());
+      T value = byLayer.get(region.layerName());
+      if (value == null) {
         missing.add(region.layerName());
+      } else {
+        ordered.add(value);
       }
     }
     if (!missing.isEmpty()) {
@@ -52,6 +61,7 @@ final class LayoutChecks {
     if (!unknown.isEmpty()) {
       throw UMBPException.invalid("layers %s are not in the layout", unknown);
     }
+    return ordered;
   }
 
   /**
@@ -123,12 +133,13 @@ final class LayoutChecks {
   }
 
   private static void checkOverlaps(
-      KVLayoutDescriptor layout, int groupId, Map<String, KVCacheTensor> tensors) {
-    Map<ByteBuffer, Integer> buffers = new IdentityHashMap<>();
+      List<KVRegion> regions, List<KVCacheTensor> tensors, int groupId) {
+    IdentityHashMap<ByteBuffer, Integer> buffers = new IdentityHashMap<>();
     List<MemoryStrip> strips = new ArrayList<>();
-    for (KVRegion region : layout.regions()) {
+    for (int i = 0; i < regions.size(); i++) {
+      KVRegion region = regions.get(i);
+      KVCacheTensor tensor = tensors.get(i);
       if (region.groupId() == groupId) {
-        KVCacheTensor tensor = tensors.get(region.layerName());
         for (KVRegion.PageSegment run : runs(region, tensor.blockStride())) {
           MemoryStrip strip =
               new MemoryStrip(
@@ -148,7 +159,7 @@ final class LayoutChecks {
   private static void addStrips(
       MemoryStrip strip,
       KVCacheTensor tensor,
-      Map<ByteBuffer, Integer> buffers,
+      IdentityHashMap<ByteBuffer, Integer> buffers,
       List<MemoryStrip> strips) {
     if (tensor.isDevice()) {
       strips.add(strip);
@@ -163,8 +174,6 @@ final class LayoutChecks {
   }
 
   private static String place(int deviceOrdinal) {
-    return deviceOrdinal == KVCacheTensor.HOST
-        ? "in host memory"
-        : "on device " + deviceOrdinal;
+    return deviceOrdinal == KVCacheTensor.HOST ? "in host memory" : "on device " + deviceOrdinal;
   }
 }

@@ -42,7 +42,7 @@ final class DirectMemory {
     } catch (OutOfMemoryError e) {
       String message =
           String.format(
-              "%s needs %d bytes of direct memory; %s, in use are %d; raise it with %s",
+              "%s: no room for %d bytes of direct memory; %s, in use are %d; raise it with %s",
               purpose, sizeBytes, limitText(), usedBytes(), LIMIT_OPTION);
       throw new UMBPException(UMBPException.Reason.OUT_OF_MEMORY, message, e);
     }

@@ -325,8 +325,12 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     } finally {
       lock.unlock();
     }
-    boolean hasEnded = ticket != null && ticket.poll();
-    @Nullable String @Nullable [] failures = hasEnded ? failures(ticket, job) : null;
+    boolean hasEnded = false;
+    @Nullable String @Nullable [] failures = null;
+    if (ticket != null && ticket.poll()) {
+      hasEnded = true;
+      failures = failures(ticket, job);
+    }
     Registration retired = null;
     lock.lock();
     try {
