@@ -75,8 +75,7 @@ class ReadmeExampleTest {
   void theReadmeShowsThisVeryExample() throws IOException {
     Path module = Path.of("").toAbsolutePath();
     List<String> source =
-        Files.readAllLines(
-            module.resolve("src/test/java/io/umbp/core/ReadmeExampleTest.java"));
+        Files.readAllLines(module.resolve("src/test/java/io/umbp/core/ReadmeExampleTest.java"));
     List<String> example =
         source
             .subList(

@@ -17,6 +17,8 @@ import java.util.Arrays;
 import java.util.Deque;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.Iterator;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -111,7 +113,7 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
   private final Map<Integer, FakeStream> copyStreams = new HashMap<>();
   private final Set<Slab> liveSlabs = new HashSet<>();
   private final Set<FakeCopy> running = new HashSet<>();
-  private final Set<FakeCopy> held = new HashSet<>();
+  private final Set<FakeCopy> held = new LinkedHashSet<>();
   private final Deque<FakeCopy> parked = new ArrayDeque<>();
   private final Deque<RowFilter> failNext = new ArrayDeque<>();
   private final Deque<Error> throwNext = new ArrayDeque<>();
@@ -479,6 +481,23 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
       held.clear();
       for (FakeCopy copy = parked.poll(); copy != null; copy = parked.poll()) {
         copy.stream().enqueue(null, copy);
+      }
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Ends the hold of the batch that is held longest; without effect when none is. */
+  public void releaseOldest() {
+    lock.lock();
+    try {
+      Iterator<FakeCopy> oldest = held.iterator();
+      if (oldest.hasNext()) {
+        FakeCopy copy = oldest.next();
+        oldest.remove();
+        if (parked.remove(copy)) {
+          copy.stream().enqueue(null, copy);
+        }
       }
     } finally {
       lock.unlock();

@@ -114,10 +114,8 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
             ToyEngine.PAYLOAD / 2,
             0);
     BlockTransferPlan part = new BlockTransferPlan(key, 10, List.of(clipped), "r");
-    refusedNaming(
-        () -> engine.worker.load(List.of(part), DeviceFence.hostComplete()), "block 10");
-    refusedNaming(
-        () -> engine.worker.store(List.of(part), DeviceFence.hostComplete()), "block 10");
+    refusedNaming(() -> engine.worker.load(List.of(part), DeviceFence.hostComplete()), "block 10");
+    refusedNaming(() -> engine.worker.store(List.of(part), DeviceFence.hostComplete()), "block 10");
     engine.assertUntouched(10);
 
     assumeTrue(tensor.isDevice(), "host memory's addresses are the copy engine's own");
@@ -175,7 +173,8 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
   }
 
   @Test
-  @DisplayName("rule 7: buffers that do not fit the layout are refused, naming the layer; none is kept")
+  @DisplayName(
+      "rule 7: buffers that do not fit the layout are refused, naming the layer; none is kept")
   void badBuffers() {
     ToyEngine engine = engine(4);
     assertTrue(engine.worker.unregisterBuffers(TIMEOUT));
@@ -243,8 +242,7 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
     TransferJobState load = engine.load(10, 0);
     refusedNaming(() -> engine.worker.isLayerLoaded(load, "layer.x"), "layer.x");
     TransferJobState store = engine.store(3, 0);
-    refused(
-        Reason.INVALID_ARGUMENT, () -> engine.worker.isLayerLoaded(store, "layer.0"));
+    refused(Reason.INVALID_ARGUMENT, () -> engine.worker.isLayerLoaded(store, "layer.0"));
   }
 
   @Test
@@ -436,8 +434,7 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
     try (RuntimeFixture fixture =
         open(new RuntimeFixture.Setup(4 * ToyEngine.OBJECT_BYTES, TIMEOUT))) {
       ToyEngine engine =
-          ToyEngine.open(
-              fixture, ToyEngine.NAMESPACE, ToyEngine.layout(RankTopology.single()), 16);
+          ToyEngine.open(fixture, ToyEngine.NAMESPACE, ToyEngine.layout(RankTopology.single()), 16);
       engine.put(0, 1);
       assertEquals(CloseResult.CLEAN, fixture.runtime().close(TIMEOUT));
     }

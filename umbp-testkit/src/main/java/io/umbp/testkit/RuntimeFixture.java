@@ -8,7 +8,8 @@ import java.util.function.Supplier;
 
 /**
  * A runtime under test and what surrounds it: its clock, the memory of the engine that uses it, and
- * the copies it starts. {@link UMBPRuntimeContract} asks its subclass for one per test. Thread-safe.
+ * the copies it starts. {@link UMBPRuntimeContract} asks its subclass for one per test.
+ * Thread-safe.
  *
  * <p>The runtime's time is the fixture's: it stands still until {@link #advance} or {@link
  * #tickOnRead} moves it.
@@ -104,7 +105,8 @@ public interface RuntimeFixture extends AutoCloseable {
   void advance(Duration time);
 
   /**
-   * Makes each reading of the clock move it on, so that waiting for a time ends without any passing.
+   * Makes each reading of the clock move it on, so that waiting for a time ends without any
+   * passing.
    *
    * @param step how far at each reading; zero stops it
    */

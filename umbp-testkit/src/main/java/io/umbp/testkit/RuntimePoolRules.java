@@ -136,7 +136,8 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
   }
 
   @Test
-  @DisplayName("rule 3: a store of a visible key completes without a copy and keeps its bytes (case 22)")
+  @DisplayName(
+      "rule 3: a store of a visible key completes without a copy and keeps its bytes (case 22)")
   void storeOfVisibleKey() {
     ToyEngine engine = engine(2);
     engine.put(7);
@@ -151,7 +152,8 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
   }
 
   @Test
-  @DisplayName("rule 3: a second store of a key in flight joins the first and succeeds with it (case 22)")
+  @DisplayName(
+      "rule 3: a second store of a key in flight joins the first and succeeds with it (case 22)")
   void joinedStoreSucceeds() {
     ToyEngine engine = engine(4);
     assumeHeldCopies(engine);
@@ -162,8 +164,7 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
     TransferJobState r2 = engine.store(1, 7);
 
     assertNotFinal(engine.linger(r2));
-    assertEquals(
-        ToyEngine.OBJECT_BYTES, engine.fixture.counts().usedBytes(), "one copy, one slot");
+    assertEquals(ToyEngine.OBJECT_BYTES, engine.fixture.counts().usedBytes(), "one copy, one slot");
     assertEquals(1, engine.fixture.counts().runningCopies());
 
     engine.fixture.releaseCopy();
@@ -209,7 +210,8 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
   }
 
   @Test
-  @DisplayName("rule 3: a cancelled store publishes nothing, but serves whoever joined it (case 22)")
+  @DisplayName(
+      "rule 3: a cancelled store publishes nothing, but serves whoever joined it (case 22)")
   void cancelledWriterServesJoined() {
     ToyEngine engine = engine(4);
     assumeHeldCopies(engine);
@@ -422,16 +424,14 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
     ToyEngine engine = engine(fixture, ToyEngine.NAMESPACE, mainAndSide);
     int[] groups = {0, 1, 0, 1, 0, 1, 0, 1};
     BlockKeys all = engine.keys(groups, new int[] {0, 0, 1, 1, 2, 2, 3, 3});
-    TransferJobState stored =
-        engine.finish(engine.store(0, all, DeviceFence.hostComplete()));
+    TransferJobState stored = engine.finish(engine.store(0, all, DeviceFence.hostComplete()));
     assertEquals(8, engine.worker.publish(stored));
     engine.scheduler.touch(engine.keys(groups, new int[] {0, 0, 1, 1, 2, 9, 3, 3}));
 
     engine.put(20);
 
     boolean[] present = engine.scheduler.lookup(all);
-    assertArrayEquals(
-        new boolean[] {true, true, true, true, true, false, true, true}, present);
+    assertArrayEquals(new boolean[] {true, true, true, true, true, false, true, true}, present);
     assertEquals(2, ToyEngine.hit(present) / 2);
     TransferJobState load = engine.finish(engine.load(40, all, DeviceFence.hostComplete()));
     assertEquals(KeyOutcome.MISS, load.outcome(5));
@@ -464,7 +464,8 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
     assertStatus(Status.COMPLETED, engine.finish(r2));
     engine.worker.cancel(r2);
     assertEquals(0, engine.fixture.counts().leases());
-    assertEquals(1, engine.worker.publish(engine.finish(engine.store(20, 1))), "the second frees 1");
+    assertEquals(
+        1, engine.worker.publish(engine.finish(engine.store(20, 1))), "the second frees 1");
     assertEquals(0, engine.hit(0));
     engine.assertHolds(10, 0);
     engine.assertHolds(11, 0);
@@ -509,7 +510,8 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
   }
 
   @Test
-  @DisplayName("rule 4: a chain that is looked up and loaded but not touched gets shorter (case 35)")
+  @DisplayName(
+      "rule 4: a chain that is looked up and loaded but not touched gets shorter (case 35)")
   void lookupAndLoadTouchNothing() {
     ToyEngine engine = engine(4);
     int[] chain = {0, 1, 2, 3};
@@ -529,8 +531,7 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
     ToyEngine engine = engine(4);
     engine.put(0, 1, 2, 3);
     engine.put(4);
-    assertArrayEquals(
-        new boolean[] {false, true, true, true, true}, engine.lookup(0, 1, 2, 3, 4));
+    assertArrayEquals(new boolean[] {false, true, true, true, true}, engine.lookup(0, 1, 2, 3, 4));
     engine.put(5, 6);
     assertArrayEquals(
         new boolean[] {false, false, true, true, true, true}, engine.lookup(1, 2, 3, 4, 5, 6));
@@ -776,10 +777,7 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
   void clearIsOfOneNamespace() {
     ToyEngine engine = engine(8);
     ToyEngine other =
-        engine(
-            engine.fixture,
-            new UMBPNamespace("other"),
-            ToyEngine.layout(RankTopology.single()));
+        engine(engine.fixture, new UMBPNamespace("other"), ToyEngine.layout(RankTopology.single()));
     engine.put(0, 1);
     other.put(0, 1);
     other.fill(5, 5);

@@ -67,8 +67,7 @@ abstract class RuntimeRules {
   }
 
   static void assumeHeldCopies(ToyEngine engine) {
-    assumeTrue(
-        engine.fixture.canHoldCopies(), "copies run inside the call here, none can be held");
+    assumeTrue(engine.fixture.canHoldCopies(), "copies run inside the call here, none can be held");
   }
 
   static void assumeStreams(ToyEngine engine) {
@@ -139,8 +138,7 @@ abstract class RuntimeRules {
     assertEquals(0, counts.leases(), () -> "leases: " + counts);
     assertEquals(0, counts.runningCopies(), () -> "copies in flight: " + counts);
     assertEquals(0, counts.unpublishedObjects(), () -> "objects in flight: " + counts);
-    assertEquals(
-        counts.capacityBytes(), counts.usedBytes() + counts.freeBytes(), counts::toString);
+    assertEquals(counts.capacityBytes(), counts.usedBytes() + counts.freeBytes(), counts::toString);
     assertEquals(
         visible.values().stream().mapToLong(Long::longValue).sum(),
         counts.usedBytes(),

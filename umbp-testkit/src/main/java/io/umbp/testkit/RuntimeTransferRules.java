@@ -154,7 +154,8 @@ abstract class RuntimeTransferRules extends RuntimeRules {
   }
 
   @Test
-  @DisplayName("rule 1: a request without blocks is over at once, and ending it again is harmless (case 52)")
+  @DisplayName(
+      "rule 1: a request without blocks is over at once, and ending it again is harmless (case 52)")
   void requestWithoutBlocks() {
     ToyEngine engine = engine(1);
     TransferJobState load = engine.load(0);
@@ -238,8 +239,7 @@ abstract class RuntimeTransferRules extends RuntimeRules {
     RuntimeFixture.Stream compute = engine.fixture.newStream();
     for (int round = 0; round < ROUNDS; round++) {
       engine.fillOn(compute, 3, round);
-      TransferJobState job =
-          engine.finish(engine.store(3, engine.keys(round), compute.fence()));
+      TransferJobState job = engine.finish(engine.store(3, engine.keys(round), compute.fence()));
       assertEquals(1, engine.worker.publish(job));
       assertStatus(Status.COMPLETED, engine.finish(engine.load(10, round)));
       engine.assertHolds(10, round);
@@ -252,12 +252,10 @@ abstract class RuntimeTransferRules extends RuntimeRules {
     ToyEngine engine = engine(2);
     engine.fill(3, 7);
     if (engine.tensor(0).isDevice()) {
-      refused(
-          Reason.FENCE_REQUIRED, () -> engine.store(3, engine.keys(7), DeviceFence.none()));
+      refused(Reason.FENCE_REQUIRED, () -> engine.store(3, engine.keys(7), DeviceFence.none()));
       assertEquals(0, engine.fixture.counts().usedBytes());
     } else {
-      TransferJobState job =
-          engine.finish(engine.store(3, engine.keys(7), DeviceFence.none()));
+      TransferJobState job = engine.finish(engine.store(3, engine.keys(7), DeviceFence.none()));
       assertEquals(1, engine.worker.publish(job));
       assertStatus(Status.COMPLETED, engine.finish(engine.load(10, 7)));
       engine.assertHolds(10, 7);
@@ -354,7 +352,8 @@ abstract class RuntimeTransferRules extends RuntimeRules {
   }
 
   @Test
-  @DisplayName("rule 5: a store that never ends is overdue at its deadline, its key a miss (case 24)")
+  @DisplayName(
+      "rule 5: a store that never ends is overdue at its deadline, its key a miss (case 24)")
   void storeHeldForEver() {
     ToyEngine engine = engine(2, Duration.ofMillis(200));
     assumeHeldCopies(engine);
@@ -385,7 +384,8 @@ abstract class RuntimeTransferRules extends RuntimeRules {
   }
 
   @Test
-  @DisplayName("rule 5: a load past its deadline is overdue, then timed out, never completed (case 51)")
+  @DisplayName(
+      "rule 5: a load past its deadline is overdue, then timed out, never completed (case 51)")
   void lateLoad() {
     ToyEngine engine = engine(2, Duration.ofMillis(200));
     assumeHeldCopies(engine);
@@ -408,7 +408,8 @@ abstract class RuntimeTransferRules extends RuntimeRules {
   }
 
   @Test
-  @DisplayName("rule 5: a late store's bytes reach neither its key nor a newer store of it (case 51)")
+  @DisplayName(
+      "rule 5: a late store's bytes reach neither its key nor a newer store of it (case 51)")
   void lateStoreDoesNotReachItsSuccessor() {
     ToyEngine engine = engine(2, Duration.ofMillis(200));
     assumeHeldCopies(engine);
@@ -491,10 +492,8 @@ abstract class RuntimeTransferRules extends RuntimeRules {
     ToyEngine rank1 = rankOfTwo(fixture, 1);
     rank0.put(0, 1);
     rank1.put(0);
-    BlockKeys onAllRanks =
-        rank0.keys(0, 1).onRanks(rank0.layout.topology().allNamespaces());
-    assertArrayEquals(
-        new boolean[] {true, true, true, false}, rank0.scheduler.lookup(onAllRanks));
+    BlockKeys onAllRanks = rank0.keys(0, 1).onRanks(rank0.layout.topology().allNamespaces());
+    assertArrayEquals(new boolean[] {true, true, true, false}, rank0.scheduler.lookup(onAllRanks));
   }
 
   static ToyEngine rankOf(RuntimeRules rules, RuntimeFixture fixture, int rank) {
@@ -522,8 +521,7 @@ abstract class RuntimeTransferRules extends RuntimeRules {
     List<Supplier<byte[]>> seen = new ArrayList<>();
     for (int layer = 0; layer < 2; layer++) {
       seen.add(
-          compute.read(
-              engine.tensor(layer), engine.offset(layer, 4), (int) ToyEngine.PAYLOAD));
+          compute.read(engine.tensor(layer), engine.offset(layer, 4), (int) ToyEngine.PAYLOAD));
     }
 
     TransferJobState job = engine.load(4, engine.keys(0), compute.fence());
@@ -561,14 +559,12 @@ abstract class RuntimeTransferRules extends RuntimeRules {
     ToyEngine engine = engine(2);
     engine.put(0);
     if (engine.tensor(0).isDevice()) {
-      refused(
-          Reason.FENCE_REQUIRED, () -> engine.load(4, engine.keys(0), DeviceFence.none()));
+      refused(Reason.FENCE_REQUIRED, () -> engine.load(4, engine.keys(0), DeviceFence.none()));
       engine.assertUntouched(4);
       assertEquals(0, engine.fixture.counts().leases());
     } else {
       assertStatus(
-          Status.COMPLETED,
-          engine.finish(engine.load(4, engine.keys(0), DeviceFence.none())));
+          Status.COMPLETED, engine.finish(engine.load(4, engine.keys(0), DeviceFence.none())));
       engine.assertHolds(4, 0);
     }
   }

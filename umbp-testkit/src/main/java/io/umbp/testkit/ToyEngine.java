@@ -121,8 +121,7 @@ final class ToyEngine {
   }
 
   BlockKeys keys(int[] groupIds, int[] contents) {
-    return BlockKeys.of(
-        namespace, layout.topology().localNamespace(), groupIds, hashes(contents));
+    return BlockKeys.of(namespace, layout.topology().localNamespace(), groupIds, hashes(contents));
   }
 
   static BlockHashes hashes(int... contents) {

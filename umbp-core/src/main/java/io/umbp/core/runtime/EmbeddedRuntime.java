@@ -34,17 +34,18 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A runtime that lives inside the engine's process and keeps objects in host memory. A scheduler and
- * the workers of all ranks of one JVM share it. Thread-safe.
+ * A runtime that lives inside the engine's process and keeps objects in host memory. A scheduler
+ * and the workers of all ranks of one JVM share it. Thread-safe.
  *
  * <p>It starts no thread. Without an executor nothing runs unless called: completions and deadlines
  * are seen by whichever call comes next. With one, a task of it follows the running copies, so that
  * pins are given back even when nobody polls.
  *
- * <p><strong>Lock.</strong> One lock guards the pool, all jobs and the registrations. The copy engine
- * is never called under it: a job is first reserved under the lock, then lowered and submitted without
- * it, and its end is first read from the ticket without the lock, then booked under it. So other calls
- * may see a job that is reserved and not yet submitted; they leave it alone.
+ * <p><strong>Lock.</strong> One lock guards the pool, all jobs and the registrations. The copy
+ * engine is never called under it: a job is first reserved under the lock, then lowered and
+ * submitted without it, and its end is first read from the ticket without the lock, then booked
+ * under it. So other calls may see a job that is reserved and not yet submitted; they leave it
+ * alone.
  */
 public final class EmbeddedRuntime implements UMBPRuntime {
   private static final Logger log = LoggerFactory.getLogger(EmbeddedRuntime.class);
@@ -127,8 +128,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
 
     /**
-     * Sets the size of the pieces in which host memory is taken from the copy engine; no object can be
-     * larger. Unless set it is 64 MiB, or less for a smaller pool.
+     * Sets the size of the pieces in which host memory is taken from the copy engine; no object can
+     * be larger. Unless set it is 64 MiB, or less for a smaller pool.
      *
      * @param bytes 1 to {@link KVCopyEngine#MAX_SLAB_BYTES}
      * @return this
@@ -179,7 +180,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
 
     /**
-     * Sets the clock by which deadlines and bounds are judged; {@link System#nanoTime()} unless set.
+     * Sets the clock by which deadlines and bounds are judged; {@link System#nanoTime()} unless
+     * set.
      *
      * @param clock nanoseconds from any origin, never going back
      * @return this
@@ -459,8 +461,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   }
 
   /**
-   * Takes one more slab from the copy engine for objects of a size, if the pool still wants it. Called
-   * without the lock.
+   * Takes one more slab from the copy engine for objects of a size, if the pool still wants it.
+   * Called without the lock.
    */
   void grow() {
     HostSlab slab;
@@ -516,8 +518,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   /**
    * Brings jobs up to date until a condition holds or the time is up. The time is judged by the
-   * runtime's clock and by the wall, whichever is earlier, so that a clock that stands still can't hang
-   * a caller.
+   * runtime's clock and by the wall, whichever is earlier, so that a clock that stands still can't
+   * hang a caller.
    *
    * @param job the one job that matters, null when all do
    */
@@ -595,7 +597,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   /**
    * One round, then back into the executor's queue, so that a single thread can also run the copies
-   * that are waited for. An executor that runs tasks in the caller would recurse: it gets one round.
+   * that are waited for. An executor that runs tasks in the caller would recurse: it gets one
+   * round.
    */
   private void followOnce(Executor executor) {
     if (follower == Thread.currentThread()) {

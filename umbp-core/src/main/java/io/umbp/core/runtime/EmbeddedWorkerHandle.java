@@ -206,7 +206,8 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       return batch;
     }
     if (plans.isEmpty()) {
-      throw UMBPException.invalid("a list without plans names no rank; pass an empty batch instead");
+      throw UMBPException.invalid(
+          "a list without plans names no rank; pass an empty batch instead");
     }
     BlockKey first = plans.get(0).key();
     String requestId = plans.get(0).requestId();
@@ -303,8 +304,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
   private static void checkRanges(List<BlockTransferPlan> plans, KVLayoutPlanner planner) {
     for (BlockTransferPlan plan : plans) {
       if (!plan.ranges().isEmpty()
-          && !plan.ranges()
-              .equals(planner.rangesForBlock(plan.blockId(), plan.key().groupId()))) {
+          && !plan.ranges().equals(planner.rangesForBlock(plan.blockId(), plan.key().groupId()))) {
         throw UMBPException.invalid(
             "the ranges of block %d for key %s are not those of the registered layout",
             plan.blockId(), plan.key());
@@ -391,14 +391,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       long objectBytes = job.registration.planner().objectBytes(keys.groupId(key));
       object =
           runtime.pool.reserve(
-              space,
-              keys.hashes(),
-              key,
-              objectBytes,
-              job.lease,
-              key,
-              job.id,
-              job.deadlineNanos);
+              space, keys.hashes(), key, objectBytes, job.lease, key, job.id, job.deadlineNanos);
       if (object == null) {
         return runtime.pool.needsSlab(objectBytes) ? Reserved.NEEDS_SLAB : Reserved.BUSY;
       }
@@ -608,8 +601,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       job = null;
     }
     if (job == null && !state.isFinal()) {
-      throw UMBPException.invalid(
-          "%s is a job of another handle, or over for long", state);
+      throw UMBPException.invalid("%s is a job of another handle, or over for long", state);
     }
     return job;
   }

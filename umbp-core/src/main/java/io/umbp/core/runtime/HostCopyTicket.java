@@ -13,9 +13,9 @@ import org.jspecify.annotations.Nullable;
 /**
  * One batch of {@link HostCopyEngine} while it is copied and after. Thread-safe.
  *
- * <p>The rows are cut into chunks, each copied by one thread in row order. A chunk has one owner: the
- * thread that claims it first, to copy it or to give it up. The last chunk to end hands the batch back
- * to the engine and then makes the ticket final.
+ * <p>The rows are cut into chunks, each copied by one thread in row order. A chunk has one owner:
+ * the thread that claims it first, to copy it or to give it up. The last chunk to end hands the
+ * batch back to the engine and then makes the ticket final.
  */
 final class HostCopyTicket implements CopyTicket {
   /** Batches below this size are one chunk, larger ones have chunks of at least half of it. */

@@ -26,8 +26,7 @@ final class Registration {
 
   private final ArrayDeque<CopyBatch> spareRows = new ArrayDeque<>();
 
-  Registration(
-      EmbeddedWorkerHandle owner, KVLayoutPlanner planner, List<KVCacheTensor> tensors) {
+  Registration(EmbeddedWorkerHandle owner, KVLayoutPlanner planner, List<KVCacheTensor> tensors) {
     this.owner = owner;
     this.planner = planner;
     this.tensors = tensors;

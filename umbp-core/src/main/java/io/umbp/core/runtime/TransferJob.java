@@ -16,10 +16,10 @@ import org.jspecify.annotations.Nullable;
 /**
  * One load or store from admission to its last outcome. Guarded by the runtime's lock.
  *
- * <p>A key of a store is in one of three situations while it is pending: it <em>writes</em> (the lease
- * pins its object and the copy runs), it has <em>joined</em> another writer of the same key (it holds
- * the object and waits), or it waits for nothing and is about to get its outcome. A completed key
- * keeps its hold on the unpublished object until it is published or dropped.
+ * <p>A key of a store is in one of three situations while it is pending: it <em>writes</em> (the
+ * lease pins its object and the copy runs), it has <em>joined</em> another writer of the same key
+ * (it holds the object and waits), or it waits for nothing and is about to get its outcome. A
+ * completed key keeps its hold on the unpublished object until it is published or dropped.
  */
 final class TransferJob {
   final long id;

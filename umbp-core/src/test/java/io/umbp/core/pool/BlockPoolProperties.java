@@ -84,7 +84,9 @@ class BlockPoolProperties {
             Pinned pinned = pins.remove(step.hash() % pins.size());
             fixture.pool.release(pinned.lease, 0);
             if (pinned.object.state() == PooledObject.State.DOOMED) {
-              doomed = (int) pins.stream().filter(Pinned::isDoomed).map(p -> p.object).distinct().count();
+              doomed =
+                  (int)
+                      pins.stream().filter(Pinned::isDoomed).map(p -> p.object).distinct().count();
             } else {
               addWithoutTouch(pinsByHash, pinned.hash, -1);
             }
@@ -116,11 +118,12 @@ class BlockPoolProperties {
     PoolFixture fixture = new PoolFixture(20_000, 5_000);
     int hash = 0;
     for (Step step : steps) {
-      long bytes = switch (step.hash() % 3) {
-        case 0 -> 700;
-        case 1 -> 1300;
-        default -> 4100;
-      };
+      long bytes =
+          switch (step.hash() % 3) {
+            case 0 -> 700;
+            case 1 -> 1300;
+            default -> 4100;
+          };
       fixture.store(step.hash() % 3, hash++, bytes);
     }
     List<PooledObject> live = new ArrayList<>();

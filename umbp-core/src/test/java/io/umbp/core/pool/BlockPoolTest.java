@@ -148,8 +148,7 @@ class BlockPoolTest {
     fixture.store(0, 1, 1024);
     Lease lease = fixture.pool.lease(1);
     assertNotNull(fixture.reserve(0, 2, 1024, lease));
-    assertEquals(
-        new ClearResult(0, 0, 0), fixture.pool.clear(new UMBPNamespace("other")));
+    assertEquals(new ClearResult(0, 0, 0), fixture.pool.clear(new UMBPNamespace("other")));
     assertTrue(fixture.isPresent(0, 1));
     assertEquals(new ClearResult(1, 0, 1), fixture.pool.clear(PoolFixture.NAMESPACE));
     fixture.pool.release(lease, 0);

@@ -233,17 +233,14 @@ class EmbeddedRuntimeTest {
     Rig rig = new Rig(runtime(EmbeddedRuntime.builder().capacityBytes(1 << 20)), 1000);
     BlockKey key = keys(1).key(0);
     BlockTransferPlan whole = new BlockTransferPlan(key, 3, "r");
-    TransferJobState store =
-        rig.worker.store(List.of(whole), DeviceFence.hostComplete());
+    TransferJobState store = rig.worker.store(List.of(whole), DeviceFence.hostComplete());
     assertTrue(rig.worker.await(store, LONG).isFinal());
 
     BlockTransferPlan clipped =
         new BlockTransferPlan(
             key,
             3,
-            List.of(
-                new io.umbp.api.KVRange(
-                    "layer0", 0, 3, rig.base[0] + 3000, 1000, 500, 0)),
+            List.of(new io.umbp.api.KVRange("layer0", 0, 3, rig.base[0] + 3000, 1000, 500, 0)),
             "r");
     UMBPException refused =
         assertThrows(
@@ -376,8 +373,7 @@ class EmbeddedRuntimeTest {
     Rig rig = new Rig(runtime, 1000);
     assertRefused("block 32 is outside [0, 32) of group 0", () -> rig.store(32));
     assertRefused(
-        "block 4 of group 0 is the destination of two keys",
-        () -> rig.load(ints(1, 2), 4, 4));
+        "block 4 of group 0 is the destination of two keys", () -> rig.load(ints(1, 2), 4, 4));
     assertRefused(
         "keys of namespace 'other' were given to a handle of 'm'",
         () ->
@@ -392,8 +388,7 @@ class EmbeddedRuntimeTest {
         "were given to the handle of",
         () ->
             rig.worker.load(
-                BlockLoadBatch.of(
-                    "r", keys(1).onRanks(List.of(new RankNamespace(1, 0, 0, 0))), 1),
+                BlockLoadBatch.of("r", keys(1).onRanks(List.of(new RankNamespace(1, 0, 0, 0))), 1),
                 DeviceFence.hostComplete()));
     UMBPException noFence =
         assertThrows(
@@ -411,7 +406,8 @@ class EmbeddedRuntimeTest {
     assertEquals(0, runtime.stats().usedBytes());
   }
 
-  private static void assertRefused(String message, org.junit.jupiter.api.function.Executable call) {
+  private static void assertRefused(
+      String message, org.junit.jupiter.api.function.Executable call) {
     UMBPException refused = assertThrows(UMBPException.class, call);
     assertEquals(UMBPException.Reason.INVALID_ARGUMENT, refused.reason());
     assertTrue(refused.getMessage().contains(message), refused.getMessage());

@@ -14,7 +14,9 @@ import java.util.concurrent.CompletableFuture;
 import java.util.function.Supplier;
 import java.util.function.UnaryOperator;
 
-/** An {@link EmbeddedRuntime} on a fake GPU with asynchronous streams; nothing runs unless polled. */
+/**
+ * An {@link EmbeddedRuntime} on a fake GPU with asynchronous streams; nothing runs unless polled.
+ */
 class FakeGpuFixture extends EmbeddedFixture {
   private final FakeGpu gpu;
 

@@ -17,8 +17,8 @@ import java.util.Map;
 import java.util.Set;
 
 /**
- * A copy engine that passes everything on to another, counts the copies that run, and lets rows fail
- * that touch chosen blocks. Thread-safe.
+ * A copy engine that passes everything on to another, counts the copies that run, and lets rows
+ * fail that touch chosen blocks. Thread-safe.
  */
 class FaultyCopyEngine implements KVCopyEngine {
   private record Block(KVCacheTensor tensor, int blockId) {}
@@ -146,7 +146,15 @@ class FaultyCopyEngine implements KVCopyEngine {
     return target.close(bound);
   }
 
-  private record PartialTicket(CopyTicket target, String[] failures) implements CopyTicket {
+  private static final class PartialTicket implements CopyTicket {
+    private final CopyTicket target;
+    private final String[] failures;
+
+    private PartialTicket(CopyTicket target, String[] failures) {
+      this.target = target;
+      this.failures = failures;
+    }
+
     @Override
     public boolean poll() {
       return target.poll();
