@@ -71,7 +71,7 @@ final class LayoutChecks {
   static int kernelBlocksPerBlock(KVRegion region, long physicalStride, int physicalBlocks) {
     String layer = region.layerName();
     long declared = region.blockStride();
-    if (physicalStride > declared || declared % physicalStride != 0) {
+    if (declared % physicalStride != 0) {
       throw UMBPException.invalid(
           "layer '%s': KV block stride mismatch: physical stride %d must divide the declared stride"
               + " %d",
@@ -109,7 +109,7 @@ final class LayoutChecks {
     long lastBlock = (tensor.blockCount() - 1) * tensor.blockStride();
     long room = tensor.sizeBytes() - lastBlock;
     for (KVRegion.PageSegment run : runs(region, tensor.blockStride())) {
-      if (run.length() > room || run.offset() > room - run.length()) {
+      if (run.offset() > room - run.length()) {
         throw UMBPException.invalid(
             "layer '%s': tensor of %d bytes ends before the last of its %d blocks of stride %d,"
                 + " which needs %d bytes at offset %d of the block",
