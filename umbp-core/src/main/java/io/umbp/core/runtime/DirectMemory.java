@@ -81,8 +81,7 @@ final class DirectMemory {
 
   /** Returns the bytes of direct memory that the process has reserved. */
   static long usedBytes() {
-    for (BufferPoolMXBean pool :
-        ManagementFactory.getPlatformMXBeans(BufferPoolMXBean.class)) {
+    for (BufferPoolMXBean pool : ManagementFactory.getPlatformMXBeans(BufferPoolMXBean.class)) {
       if (pool.getName().equals("direct")) {
         return pool.getMemoryUsed();
       }
@@ -98,7 +97,9 @@ final class DirectMemory {
       }
     }
     if (limit == null || limit.equals("0")) {
-      return "the limit is " + Runtime.getRuntime().maxMemory() + " bytes (default: the greatest heap)";
+      return "the limit is "
+          + Runtime.getRuntime().maxMemory()
+          + " bytes (default: the greatest heap)";
     }
     return "the limit is " + bytes(limit) + " bytes";
   }

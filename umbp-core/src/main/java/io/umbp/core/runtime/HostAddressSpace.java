@@ -9,9 +9,9 @@ import java.util.function.IntFunction;
 import org.jspecify.annotations.Nullable;
 
 /**
- * Issues addresses for host memory and resolves them: region number times 2^40 plus offset. Numbers go
- * round and at least half of them rest, so that the address of a region that is gone is refused for
- * long and does not hit other memory.
+ * Issues addresses for host memory and resolves them: region number times 2^40 plus offset. Numbers
+ * go round and at least half of them rest, so that the address of a region that is gone is refused
+ * for long and does not hit other memory.
  *
  * <p>Single-writer: the engine's lock. Readers take a {@link #snapshot()}, an array that is never
  * written again.

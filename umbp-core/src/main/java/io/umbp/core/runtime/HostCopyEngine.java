@@ -12,7 +12,6 @@ import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.HashSet;
 import java.util.IdentityHashMap;
-import java.util.Map;
 import java.util.Objects;
 import java.util.Set;
 import java.util.concurrent.CountDownLatch;
@@ -23,19 +22,22 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The copy engine for engines whose KV cache is host memory. Thread-safe. It starts no thread: without
- * an executor the copies run inside {@link #submit} on the caller's thread.
+ * The copy engine for engines whose KV cache is host memory. Thread-safe. It starts no thread:
+ * without an executor the copies run inside {@link #submit} on the caller's thread.
  *
- * <p>Plain Java 17 cannot turn a buffer into an address and back, so addresses are issued and resolved
- * by table, with bounds.
+ * <p>Plain Java 17 cannot turn a buffer into an address and back, so addresses are issued and
+ * resolved by table, with bounds.
  *
  * <p>A row that throws while it is copied (a closed arena, one confined to another thread, a mapped
  * file cut short, no memory) fails its key with the error's text and no other key.
  */
-// The lock guards the fields marked so and each region's counters; inside it only the free list's own
-// lock is taken, and nothing is copied, allocated or called back. A batch is checked and copied against
+// The lock guards the fields marked so and each region's counters; inside it only the free list's
+// own
+// lock is taken, and nothing is copied, allocated or called back. A batch is checked and copied
+// against
 // the regions it saw at submission. Its slabs are then counted under the lock, where none may be
-// released yet, and recycled by whoever comes last: the owner who gives one back, or its last batch.
+// released yet, and recycled by whoever comes last: the owner who gives one back, or its last
+// batch.
 public final class HostCopyEngine implements KVCopyEngine {
   static final Logger LOG = LoggerFactory.getLogger(HostCopyEngine.class);
 
@@ -46,7 +48,7 @@ public final class HostCopyEngine implements KVCopyEngine {
   private final HostAddressSpace space = new HostAddressSpace();
 
   /** Guarded by lock: the region of each tensor, and how often the tensor is registered. */
-  private final Map<KVCacheTensor, Registration> registrations = new IdentityHashMap<>();
+  private final IdentityHashMap<KVCacheTensor, Registration> registrations = new IdentityHashMap<>();
 
   /** Guarded by lock: batches that are not final. */
   private final Set<HostCopyTicket> running = new HashSet<>();
@@ -74,9 +76,9 @@ public final class HostCopyEngine implements KVCopyEngine {
   }
 
   /**
-   * Creates an engine that copies on an executor; a large batch is cut into a few tasks. A task that
-   * the executor refuses fails its keys; one that it drops silently keeps its batch running until
-   * {@link #close}.
+   * Creates an engine that copies on an executor; a large batch is cut into a few tasks. A task
+   * that the executor refuses fails its keys; one that it drops silently keeps its batch running
+   * until {@link #close}.
    *
    * @param executor runs the copies; its threads are never interrupted, and closing the engine does
    *     not close it
@@ -177,7 +179,7 @@ public final class HostCopyEngine implements KVCopyEngine {
   public void releaseSlab(HostSlab slab) {
     synchronized (lock) {
       HostRegion region = HostAddressSpace.find(space.snapshot(), slab.baseAddress());
-      if (region != null && region.slab != null && region.slab.buffer() == slab.buffer()) {
+      if (region != null && region.is(slab)) {
         space.remove(region);
         region.released = true;
         recycleIfUnused(region);

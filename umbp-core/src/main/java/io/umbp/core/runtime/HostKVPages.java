@@ -21,8 +21,8 @@ import java.util.OptionalInt;
  *
  * <p>The engine hands {@link #tensors()} to {@code registerBuffers}, takes a block with {@link
  * #acquire()}, copies the block's tokens from its arrays into the page of each layer and stores the
- * block; or it loads the block and copies the pages back. The block is released when no job uses it any
- * more:
+ * block; or it loads the block and copies the pages back. The block is released when no job uses it
+ * any more:
  *
  * <pre>{@code
  * HostKVPages pages = HostKVPages.create(layout, 256);
@@ -32,9 +32,9 @@ import java.util.OptionalInt;
  * keys.put(block, 0, k[0], position * kvDim, blockSize * kvDim);
  * }</pre>
  *
- * <p>Layers with the same block stride share blocks as long as their pages fit into it: with the stride
- * of one page every layer has memory of its own, with the stride of all pages a block is one run. The
- * memory is freed when neither the pool nor its tensors are reachable any more.
+ * <p>Layers with the same block stride share blocks as long as their pages fit into it: with the
+ * stride of one page every layer has memory of its own, with the stride of all pages a block is one
+ * run. The memory is freed when neither the pool nor its tensors are reachable any more.
  */
 public final class HostKVPages {
   private final Map<String, Layer> layers = new LinkedHashMap<>();
@@ -228,8 +228,8 @@ public final class HostKVPages {
   }
 
   /**
-   * The pages of one layer. Thread-safe. Numbers are in native byte order. Nothing here allocates but
-   * {@link #page}.
+   * The pages of one layer. Thread-safe. Numbers are in native byte order. Nothing here allocates
+   * but {@link #page}.
    */
   public static final class Layer {
     private final String name;
@@ -283,8 +283,8 @@ public final class HostKVPages {
      * @param source borrowed for the call
      * @param from index of the first number in source
      * @param count how many
-     * @throws UMBPException INVALID_ARGUMENT when a range does not fit or the page is not aligned to 4
-     *     bytes
+     * @throws UMBPException INVALID_ARGUMENT when a range does not fit or the page is not aligned
+     *     to 4 bytes
      */
     public void put(int blockId, long offsetBytes, float[] source, int from, int count) {
       int index = floatIndex(blockId, offsetBytes, source.length, from, count);
@@ -299,8 +299,8 @@ public final class HostKVPages {
      * @param target borrowed for the call
      * @param from index of the first number in target
      * @param count how many
-     * @throws UMBPException INVALID_ARGUMENT when a range does not fit or the page is not aligned to 4
-     *     bytes
+     * @throws UMBPException INVALID_ARGUMENT when a range does not fit or the page is not aligned
+     *     to 4 bytes
      */
     public void take(int blockId, long offsetBytes, float[] target, int from, int count) {
       int index = floatIndex(blockId, offsetBytes, target.length, from, count);
