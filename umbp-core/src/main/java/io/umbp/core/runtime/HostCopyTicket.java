@@ -23,6 +23,11 @@ final class HostCopyTicket implements CopyTicket {
 
   private static final int MAX_CHUNKS = 4;
 
+  /** Volatile, so that no compiler sees through {@link #awaitMemoryFault()}. */
+  private static volatile int zero;
+
+  private static volatile byte[][] sink = {};
+
   /** The slabs that the rows use. */
   final HostRegion[] slabs;
 
@@ -51,7 +56,7 @@ final class HostCopyTicket implements CopyTicket {
     private final int from;
     private final int to;
 
-    /** The first row that is not over yet. */
+    /** The first row that is not known to be over; moves at marks and at the end. */
     private final AtomicInteger reached;
 
     private final AtomicInteger claims = new AtomicInteger();
@@ -148,21 +153,59 @@ final class HostCopyTicket implements CopyTicket {
   }
 
   private void copyRows(Chunk chunk) {
+    int mark = 0;
     int row = chunk.from;
     while (row < chunk.to) {
+      while (mark < markCount && markEnd[mark] <= row) {
+        mark++;
+      }
+      int end = mark < markCount ? Math.min(markEnd[mark], chunk.to) : chunk.to;
+      copyRows(row, end);
+      row = end;
+      chunk.reached.lazySet(row);
+    }
+  }
+
+  private void copyRows(int from, int to) {
+    boolean careful = false;
+    int row = from;
+    while (row < to) {
       try {
-        for (; row < chunk.to; row++) {
+        for (; row < to; row++) {
           if (!isFailed(key[row])) {
             copyRow(row);
+            if (careful) {
+              awaitMemoryFault();
+            }
           }
-          chunk.reached.lazySet(row + 1);
+        }
+        if (!careful) {
+          awaitMemoryFault();
+        }
+      } catch (InternalError e) {
+        if (careful) {
+          failRow(row, e);
+          row++;
+        } else {
+          // Any row since the last look may be the one: copy them again, looking after each.
+          careful = true;
+          row = from;
         }
       } catch (Throwable t) {
-        failRow(row, t);
+        failRow(Math.min(row, to - 1), t);
         row++;
-        chunk.reached.lazySet(row);
       }
     }
+  }
+
+  /**
+   * Lets HotSpot throw the InternalError of a mapped page that could not be read or written (file cut
+   * short, disk full). Java 17 does not throw it where it happens but when compiled code next calls
+   * into the virtual machine, which may be far from here; the creation of an array of arrays of
+   * unknown length is such a call in the interpreter and in both compilers.
+   */
+  private static void awaitMemoryFault() {
+    sink = new byte[zero][zero];
   }
 
   private void copyRow(int row) {

@@ -75,8 +75,14 @@ final class HostRegion {
     return root != null;
   }
 
+  /** Tells whether this is the slab, and not another that came to its address later. */
+  @SuppressWarnings("ReferenceEquality") // ByteBuffer.equals compares the bytes
+  boolean is(HostSlab other) {
+    return slab != null && slab.buffer() == other.buffer();
+  }
+
   /** Tells whether a tensor lies in the same bytes of the same buffer objects. */
-  @SuppressWarnings("ReferenceEquality") // Buffers compare by content; here the memory counts.
+  @SuppressWarnings("ReferenceEquality") // ByteBuffer.equals compares the bytes
   boolean holds(List<HostSlice> others) {
     if (isSlab() || slices.size() != others.size()) {
       return false;
