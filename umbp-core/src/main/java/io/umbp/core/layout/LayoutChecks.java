@@ -39,7 +39,9 @@ final class LayoutChecks {
     }
   }
 
-  /** Returns the values in region order, having checked that there is one for each region, no more. */
+  /**
+   * Returns the values in region order, having checked that there is one for each region, no more.
+   */
   static <T> List<T> inRegionOrder(KVLayoutDescriptor layout, Map<String, T> byLayer) {
     List<T> ordered = new ArrayList<>();
     Set<String> missing = new TreeSet<>();
@@ -172,8 +174,6 @@ final class LayoutChecks {
   }
 
   private static String place(int deviceOrdinal) {
-    return deviceOrdinal == KVCacheTensor.HOST
-        ? "in host memory"
-        : "on device " + deviceOrdinal;
+    return deviceOrdinal == KVCacheTensor.HOST ? "in host memory" : "on device " + deviceOrdinal;
   }
 }

@@ -1,9 +1,11 @@
 package io.umbp.core.runtime;
 
+import com.google.common.annotations.VisibleForTesting;
 import io.umbp.api.BlockKey;
 import io.umbp.api.CloseResult;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.RankTopology;
+import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.UMBPRuntime;
@@ -13,10 +15,13 @@ import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.core.pool.BlockPool;
 import io.umbp.core.pool.PoolStats;
 import java.time.Duration;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
@@ -45,6 +50,9 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   private static final Logger log = LoggerFactory.getLogger(EmbeddedRuntime.class);
   private static final long IDLE_NANOS = 200_000;
 
+  /** Jobs that are over and read stay known this long, for callers with an older snapshot. */
+  private static final int MAX_RETIRED_JOBS = 1024;
+
   final ReentrantLock lock = new ReentrantLock();
   final BlockPool pool;
   final KVCopyEngine engine;
@@ -57,6 +65,10 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   /** Jobs that run or hold unpublished objects, in the order of their deadlines. */
   private final LinkedHashMap<Long, TransferJob> live = new LinkedHashMap<>();
 
+  /** All jobs that a caller may still ask for. */
+  private final Map<Long, TransferJob> jobs = new HashMap<>();
+
+  private final ArrayDeque<TransferJob> retiredJobs = new ArrayDeque<>();
   private final Set<EmbeddedSchedulerHandle> schedulers = new HashSet<>();
   private final Set<EmbeddedWorkerHandle> workers = new HashSet<>();
   private final ReentrantLock closeLock = new ReentrantLock();
@@ -270,10 +282,56 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   /** Enters a new job. Called under the lock. */
   void enter(TransferJob job) {
+    jobs.put(job.id, job);
     live.put(job.id, job);
     if (!hasDeadline) {
       nextDeadlineNanos = job.deadlineNanos;
       hasDeadline = true;
+    }
+  }
+
+  /** Returns a job that is not forgotten. Called under the lock. */
+  @Nullable TransferJob job(long id) {
+    return jobs.get(id);
+  }
+
+  @VisibleForTesting
+  int knownJobCount() {
+    lock.lock();
+    try {
+      return jobs.size();
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Returns the live jobs of a worker. Called under the lock. */
+  List<TransferJob> liveJobs(EmbeddedWorkerHandle worker) {
+    return live.values().stream().filter(job -> job.registration.owner() == worker).toList();
+  }
+
+  /** Returns the newest snapshot of a job. Called without the lock. */
+  TransferJobState read(TransferJob job) {
+    lock.lock();
+    try {
+      if (job.isFinal()) {
+        job.isRead = true;
+        retireIfRead(job);
+      }
+      return job.snapshot();
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Lets a job that is over and read be forgotten, after a while. Called under the lock. */
+  private void retireIfRead(TransferJob job) {
+    if (job.isRead && job.isOver() && job.hasCopyEnded() && !job.isRetired) {
+      job.isRetired = true;
+      retiredJobs.addLast(job);
+      if (retiredJobs.size() > MAX_RETIRED_JOBS) {
+        jobs.remove(retiredJobs.removeFirst().id);
+      }
     }
   }
 
@@ -386,6 +444,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   /** Forgets a job that can no longer change. Called under the lock. */
   void dropIfOver(TransferJob job) {
+    retireIfRead(job);
     if (job.isOver() && job.hasCopyEnded() && live.remove(job.id) != null) {
       if (live.isEmpty()) {
         hasDeadline = false;
@@ -439,12 +498,20 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
   }
 
+  /** Called under the lock. */
   void forget(EmbeddedSchedulerHandle handle) {
     schedulers.remove(handle);
   }
 
+  /** Called under the lock. */
   void forget(EmbeddedWorkerHandle handle) {
     workers.remove(handle);
+    for (TransferJob job : List.copyOf(jobs.values())) {
+      if (job.registration.owner() == handle) {
+        job.isRead = true;
+        retireIfRead(job);
+      }
+    }
   }
 
   /**

@@ -28,7 +28,6 @@ import io.umbp.core.layout.KVLayoutPlanner.LayerPlacement;
 import io.umbp.core.pool.KeySpace;
 import io.umbp.core.pool.PooledObject;
 import java.time.Duration;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
@@ -38,16 +37,11 @@ import org.jspecify.annotations.Nullable;
 
 /** One rank's door to an {@link EmbeddedRuntime}. Thread-safe; guarded by the runtime's lock. */
 final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
-  /** Jobs that are over and read stay known this long, for callers with an older snapshot. */
-  private static final int MAX_READ_JOBS = 256;
-
   private final EmbeddedRuntime runtime;
   private final UMBPNamespace namespace;
   private final RankNamespace rank;
   private final KVLayoutDescriptor layout;
   private final @Nullable KeySpace[] spaces;
-  private final Map<Long, TransferJob> jobs = new HashMap<>();
-  private final ArrayDeque<Long> readJobs = new ArrayDeque<>();
   private @Nullable Registration registration;
   private boolean isRegistering;
   private boolean isClosed;
@@ -87,22 +81,24 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       runtime.lock.unlock();
     }
     Registration registered = null;
+    boolean isTooLate;
     try {
       registered = registerAll(kvCaches);
     } finally {
       runtime.lock.lock();
       try {
         isRegistering = false;
-        if (!isClosed) {
+        isTooLate = isClosed;
+        if (!isTooLate) {
           registration = registered;
         }
       } finally {
         runtime.lock.unlock();
       }
     }
-    if (registration != registered) {
+    if (isTooLate) {
       runtime.unregister(registered);
-      throw UMBPException.closed("worker handle");
+      throw UMBPException.closed("worker handle of rank " + rank);
     }
   }
 
@@ -116,7 +112,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
         registered.add(tensor);
         placements.put(layer.getKey(), LayerPlacement.of(base, tensor));
       }
-      return new Registration(KVLayoutPlanner.place(layout, placements), registered);
+      return new Registration(this, KVLayoutPlanner.place(layout, placements), registered);
     } catch (Throwable e) {
       registered.forEach(runtime.engine::unregister);
       throw e;
@@ -192,8 +188,11 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       }
     }
     runtime.advance(job);
-    runtime.follow();
-    return read(job);
+    TransferJobState first = runtime.read(job);
+    if (!first.isFinal()) {
+      runtime.follow();
+    }
+    return first;
   }
 
   private static BlockTransferBatch toBatch(
@@ -279,7 +278,6 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
               runtime.pool,
               runtime.clock.getAsLong() + runtime.timeoutNanos);
       current.activeJobs++;
-      jobs.put(job.id, job);
       runtime.enter(job);
       return job;
     } finally {
@@ -510,7 +508,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       return state;
     }
     runtime.advance(job);
-    return read(job);
+    return runtime.read(job);
   }
 
   @Override
@@ -520,7 +518,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       return state;
     }
     runtime.advanceUntil(() -> isFinalOrOverdue(job), timeout.toNanos(), job);
-    return read(job);
+    return runtime.read(job);
   }
 
   private boolean isFinalOrOverdue(TransferJob job) {
@@ -561,7 +559,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     }
     cancel(job, KeyOutcome.CANCELLED, KeyReason.NONE);
     runtime.advance(job);
-    return read(job);
+    return runtime.read(job);
   }
 
   private void cancel(TransferJob job, KeyOutcome outcome, KeyReason reason) {
@@ -602,32 +600,18 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     TransferJob job;
     runtime.lock.lock();
     try {
-      job = jobs.get(state.jobId());
+      job = runtime.job(state.jobId());
     } finally {
       runtime.lock.unlock();
+    }
+    if (job != null && job.registration.owner() != this) {
+      job = null;
     }
     if (job == null && !state.isFinal()) {
       throw UMBPException.invalid(
           "%s is a job of another handle, or over for long", state);
     }
     return job;
-  }
-
-  /** Returns the newest snapshot; a job that is over is forgotten some time after it was read. */
-  private TransferJobState read(TransferJob job) {
-    runtime.lock.lock();
-    try {
-      if (job.isOver() && job.hasCopyEnded() && !job.isRead) {
-        job.isRead = true;
-        readJobs.addLast(job.id);
-        if (readJobs.size() > MAX_READ_JOBS) {
-          jobs.remove(readJobs.removeFirst());
-        }
-      }
-      return job.snapshot();
-    } finally {
-      runtime.lock.unlock();
-    }
   }
 
   private void checkOpen() {
@@ -643,7 +627,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     runtime.lock.lock();
     try {
       isClosed = true;
-      open = List.copyOf(jobs.values());
+      open = runtime.liveJobs(this);
     } finally {
       runtime.lock.unlock();
     }
@@ -677,7 +661,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       }
       int unfinished = 0;
       long bytes = 0;
-      for (TransferJob job : jobs.values()) {
+      for (TransferJob job : runtime.liveJobs(this)) {
         if (!job.hasCopyEnded()) {
           unfinished++;
           bytes += job.pinnedBytes();

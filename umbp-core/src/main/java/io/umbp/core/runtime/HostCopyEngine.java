@@ -46,7 +46,7 @@ public final class HostCopyEngine implements KVCopyEngine {
   private final HostAddressSpace space = new HostAddressSpace();
 
   /** Guarded by lock: the region of each tensor, and how often the tensor is registered. */
-  private final Map<KVCacheTensor, Registration> registrations = new IdentityHashMap<>();
+  private final IdentityHashMap<KVCacheTensor, Registration> registrations = new IdentityHashMap<>();
 
   /** Guarded by lock: batches that are not final. */
   private final Set<HostCopyTicket> running = new HashSet<>();
@@ -177,7 +177,7 @@ public final class HostCopyEngine implements KVCopyEngine {
   public void releaseSlab(HostSlab slab) {
     synchronized (lock) {
       HostRegion region = HostAddressSpace.find(space.snapshot(), slab.baseAddress());
-      if (region != null && region.slab != null && region.slab.buffer() == slab.buffer()) {
+      if (region != null && slab.equals(region.slab)) {
         space.remove(region);
         region.released = true;
         recycleIfUnused(region);

@@ -76,6 +76,7 @@ final class HostRegion {
   }
 
   /** Tells whether a tensor lies in the same bytes of the same buffer objects. */
+  @SuppressWarnings("ReferenceEquality") // Buffers compare by content; here the memory counts.
   boolean holds(List<HostSlice> others) {
     if (isSlab() || slices.size() != others.size()) {
       return false;

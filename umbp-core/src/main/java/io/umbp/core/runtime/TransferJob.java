@@ -43,8 +43,11 @@ final class TransferJob {
   private boolean isDeadlineJudged;
   private @Nullable TransferJobState snapshot;
 
-  /** Set when the outcome of an over job has been handed out. */
+  /** Set when a final snapshot has been handed out, or nobody will ask for one. */
   boolean isRead;
+
+  /** Set when the job is on its way out of the table of jobs. */
+  boolean isRetired;
 
   /** The rows being copied; null before the copy starts and after it has ended. */
   @Nullable CopyBatch rows;
