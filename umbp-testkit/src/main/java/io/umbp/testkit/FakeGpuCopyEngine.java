@@ -653,7 +653,9 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
     bytes.add(byteCount);
   }
 
-  /** Makes a copy final, whose rows are no longer touched; before a close that waits for it returns. */
+  /**
+   * Makes a copy final, whose rows are no longer touched; before a close that waits for it returns.
+   */
   void ended(FakeCopy copy) {
     lock.lock();
     try {

@@ -105,7 +105,8 @@ class FakeGpuCopyEngineTest {
   }
 
   @Test
-  @DisplayName("case 17: a store waits for its producer on the device; 0 stale bytes in 1,000 rounds")
+  @DisplayName(
+      "case 17: a store waits for its producer on the device; 0 stale bytes in 1,000 rounds")
   void storeWaitsForItsProducerOnTheDevice() {
     try (FakeGpu running = FakeGpu.asynchronous(1)) {
       FakeGpuCopyEngine copies = running.copyEngine();
@@ -356,8 +357,7 @@ class FakeGpuCopyEngineTest {
   @Test
   void slabMemoryHasALimit() {
     engine.limitSlabBytes(PAGES * PAGE + 100);
-    UMBPException refusal =
-        assertThrows(UMBPException.class, () -> engine.allocateSlab(101));
+    UMBPException refusal = assertThrows(UMBPException.class, () -> engine.allocateSlab(101));
     assertEquals(UMBPException.Reason.OUT_OF_MEMORY, refusal.reason());
     assertTrue(refusal.getMessage().contains("101 bytes"), refusal.getMessage());
     assertTrue(refusal.getMessage().contains("16484"), refusal.getMessage());

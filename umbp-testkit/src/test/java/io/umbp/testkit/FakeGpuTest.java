@@ -163,8 +163,7 @@ class FakeGpuTest {
     ByteBuffer buffer = ByteBuffer.allocateDirect(8).put(3, (byte) 33).put(4, (byte) 44);
     buffer.position(3).limit(5);
     gpu.write(address + 1, buffer);
-    assertArrayEquals(
-        new byte[] {(byte) 0xA5, 33, 44, (byte) 0xA5}, gpu.read(address, 4));
+    assertArrayEquals(new byte[] {(byte) 0xA5, 33, 44, (byte) 0xA5}, gpu.read(address, 4));
     assertEquals(3, buffer.position());
     assertEquals(5, buffer.limit());
   }
@@ -276,7 +275,8 @@ class FakeGpuTest {
     FakeStream held = gpu.stream(1);
     held.hold();
     Throwable[] thrown = new Throwable[1];
-    Thread waiter = new Thread(() -> thrown[0] = assertThrows(UMBPException.class, held::synchronize));
+    Thread waiter =
+        new Thread(() -> thrown[0] = assertThrows(UMBPException.class, held::synchronize));
     waiter.start();
     while (waiter.getState() != Thread.State.WAITING) {
       Thread.onSpinWait();

@@ -48,7 +48,6 @@ class ManualClockTest {
   void refusesToRunBackwards() {
     ManualClock clock = new ManualClock();
     assertThrows(IllegalArgumentException.class, () -> clock.advance(Duration.ofNanos(-1)));
-    assertThrows(
-        IllegalArgumentException.class, () -> ManualClock.ticking(Duration.ofNanos(-1)));
+    assertThrows(IllegalArgumentException.class, () -> ManualClock.ticking(Duration.ofNanos(-1)));
   }
 }
