@@ -49,11 +49,8 @@ final class BrokenRuntime implements UMBPRuntime {
 
   /** Returns what the runtime below is opened with. */
   static RuntimeFixture.Setup setup(Defect defect, RuntimeFixture.Setup setup) {
-    boolean isEndless =
-        defect == Defect.HAS_NO_DEADLINE || defect == Defect.LATE_WRITER_PUBLISHES;
-    return isEndless
-        ? new RuntimeFixture.Setup(setup.capacityBytes(), Duration.ofDays(1))
-        : setup;
+    boolean isEndless = defect == Defect.HAS_NO_DEADLINE || defect == Defect.LATE_WRITER_PUBLISHES;
+    return isEndless ? new RuntimeFixture.Setup(setup.capacityBytes(), Duration.ofDays(1)) : setup;
   }
 
   @Override
@@ -128,8 +125,7 @@ final class BrokenRuntime implements UMBPRuntime {
         }
         case CLEAR_ALWAYS_SAYS_COMPLETE -> {
           ClearResult honest = target.clear();
-          return new ClearResult(
-              honest.removed() + honest.loading() + honest.storing(), 0, 0);
+          return new ClearResult(honest.removed() + honest.loading() + honest.storing(), 0, 0);
         }
         case CLEAR_TAKES_OTHER_NAMESPACES -> {
           ClearResult own = target.clear();
@@ -267,8 +263,7 @@ final class BrokenRuntime implements UMBPRuntime {
       return state;
     }
 
-    private TransferJobState replaced(
-        TransferJobState state, KeyOutcome from, KeyOutcome to) {
+    private TransferJobState replaced(TransferJobState state, KeyOutcome from, KeyOutcome to) {
       KeyOutcome[] outcomes = new KeyOutcome[state.size()];
       int[] blockIds = new int[state.size()];
       for (int i = 0; i < outcomes.length; i++) {

@@ -1,6 +1,8 @@
 package io.umbp.core.runtime;
 
-/** What is wrong with a {@link BrokenRuntime} or {@link BrokenEngine}, and the rule that it breaks. */
+/**
+ * What is wrong with a {@link BrokenRuntime} or {@link BrokenEngine}, and the rule that it breaks.
+ */
 enum Defect {
   NONE(0),
   COPY_LOOKS_FINAL_AT_ONCE(1),

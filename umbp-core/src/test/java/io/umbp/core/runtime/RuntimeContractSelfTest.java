@@ -64,9 +64,7 @@ class RuntimeContractSelfTest {
   private static synchronized Run run(Defect broken, String prefix) {
     defect = broken;
     PostDiscoveryFilter ofRule =
-        test ->
-            FilterResult.includedIf(
-                !test.isTest() || test.getDisplayName().startsWith(prefix));
+        test -> FilterResult.includedIf(!test.isTest() || test.getDisplayName().startsWith(prefix));
     LauncherDiscoveryRequest request =
         LauncherDiscoveryRequestBuilder.request()
             .selectors(selectClass(Broken.class))
