@@ -56,6 +56,13 @@ class RuntimeContractSelfTest {
   }
 
   @Test
+  void threadsFindAPinThatEndsTooEarly() {
+    Run run = run(Defect.PIN_ENDS_BEFORE_THE_COPY, "rule 4: under threads");
+    assertEquals(1, run.finished);
+    assertEquals(1, run.failed.size());
+  }
+
+  @Test
   void passesWithoutDefect() {
     assertEquals(Set.of(), run(Defect.NONE, "rule ").failed);
   }
