@@ -44,8 +44,7 @@ public final class BlockHashes {
           "%d bytes of hashes are no multiple of the hash length %d",
           concatenated.length, hashLength);
     }
-    return new BlockHashes(
-        concatenated.clone(), hashLength, 0, concatenated.length / hashLength);
+    return new BlockHashes(concatenated.clone(), hashLength, 0, concatenated.length / hashLength);
   }
 
   /**
@@ -163,8 +162,8 @@ public final class BlockHashes {
   }
 
   /**
-   * Returns a 64-bit digest of one hash for use in hash tables: every byte counts, equal hashes have
-   * equal fingerprints in every column.
+   * Returns a 64-bit digest of one hash for use in hash tables: every byte counts, equal hashes
+   * have equal fingerprints in every column.
    *
    * @param index element in [0, size)
    * @return the fingerprint
@@ -182,7 +181,9 @@ public final class BlockHashes {
     return mixed;
   }
 
-  /** A multiply and a shift, with the 64-bit golden ratio as in Fibonacci hashing (Knuth, vol. 3). */
+  /**
+   * A multiply and a shift, with the 64-bit golden ratio as in Fibonacci hashing (Knuth, vol. 3).
+   */
   private static long mix(long value) {
     long product = value * 0x9E3779B97F4A7C15L;
     return product ^ (product >>> 32);

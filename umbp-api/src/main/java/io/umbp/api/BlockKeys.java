@@ -12,9 +12,9 @@ import org.jspecify.annotations.Nullable;
  * Keys of many blocks as columns, and a list of their texts for those who want text. A runtime that
  * knows this class works on hash bytes and builds no string. Immutable.
  *
- * <p>A column names {@code rows} (block, group) pairs and one or more ranks; element {@code i} is row
- * {@code i / ranks} on rank {@code i % ranks}, so that all ranks of one block stand together, in
- * prefix order when the rows do.
+ * <p>A column names {@code rows} (block, group) pairs and one or more ranks; element {@code i} is
+ * row {@code i / ranks} on rank {@code i % ranks}, so that all ranks of one block stand together,
+ * in prefix order when the rows do.
  */
 public final class BlockKeys extends AbstractList<String> implements RandomAccess {
   private final UMBPNamespace namespace;

@@ -4,8 +4,8 @@ import java.util.AbstractList;
 import java.util.RandomAccess;
 
 /**
- * Whole-block transfers of one rank as columns: keys (with group ids) and block ids. Reads as a list
- * of plans, but holds no object per block. Immutable.
+ * Whole-block transfers of one rank as columns: keys (with group ids) and block ids. Reads as a
+ * list of plans, but holds no object per block. Immutable.
  */
 public abstract sealed class BlockTransferBatch extends AbstractList<BlockTransferPlan>
     implements RandomAccess permits BlockLoadBatch, BlockStoreBatch {

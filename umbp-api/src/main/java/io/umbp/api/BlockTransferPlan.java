@@ -13,8 +13,7 @@ import java.util.List;
  *     they can check a transfer but never clip it; copied
  * @param requestId the request on whose behalf, empty when none
  */
-public record BlockTransferPlan(
-    BlockKey key, int blockId, List<KVRange> ranges, String requestId) {
+public record BlockTransferPlan(BlockKey key, int blockId, List<KVRange> ranges, String requestId) {
 
   /** Checks the block id and that the ranges belong to the block. */
   public BlockTransferPlan {

@@ -6,12 +6,12 @@ import java.util.List;
 
 /**
  * One layer's KV buffer as the engine owns it, logically {@code [block, page bytes]} with a fixed
- * stride between blocks. Immutable. The memory is shared: the engine keeps owning it and must keep it
- * alive until it is unregistered.
+ * stride between blocks. Immutable. The memory is shared: the engine keeps owning it and must keep
+ * it alive until it is unregistered.
  *
- * <p>Device memory is named by a raw address. Host memory is one or more direct byte buffers that are
- * taken as one run of bytes in order; heap arrays are refused (engines that keep heap arrays use
- * {@code HostKVPages} of umbp-core). Tensors may interleave in one allocation.
+ * <p>Device memory is named by a raw address. Host memory is one or more direct byte buffers that
+ * are taken as one run of bytes in order; heap arrays are refused (engines that keep heap arrays
+ * use {@code HostKVPages} of umbp-core). Tensors may interleave in one allocation.
  */
 public final class KVCacheTensor {
   /** Greatest size of one host slab in bytes (1 GiB). */
@@ -129,11 +129,7 @@ public final class KVCacheTensor {
     private ElementType elementType = ElementType.U8;
 
     private Builder(
-        int deviceOrdinal,
-        long address,
-        List<HostSlice> slabs,
-        long hostBytes,
-        long sizeBytes) {
+        int deviceOrdinal, long address, List<HostSlice> slabs, long hostBytes, long sizeBytes) {
       if (sizeBytes <= 0) {
         throw UMBPException.invalid("tensor size %d must be > 0", sizeBytes);
       }
@@ -206,9 +202,7 @@ public final class KVCacheTensor {
       }
       long before = address - allocationBase;
       if (deviceOrdinal != HOST
-          && (before < 0
-              || allocationBytes < sizeBytes
-              || before > allocationBytes - sizeBytes)) {
+          && (before < 0 || allocationBytes < sizeBytes || before > allocationBytes - sizeBytes)) {
         throw UMBPException.invalid(
             "tensor at 0x%x with %d bytes is outside its allocation at 0x%x with %d bytes",
             address, sizeBytes, allocationBase, allocationBytes);

@@ -5,13 +5,14 @@ import java.util.List;
 import java.util.Set;
 
 /**
- * Runtime-neutral description of one rank's KV objects: which pages, in which order. The object of a
- * block in group {@code g} is the concatenation of the pages of the regions of {@code g} in list
+ * Runtime-neutral description of one rank's KV objects: which pages, in which order. The object of
+ * a block in group {@code g} is the concatenation of the pages of the regions of {@code g} in list
  * order. Immutable.
  *
  * @param regions one region a layer, layer names unique, at least one; copied
  * @param topology the rank whose objects these are
- * @param format label of the byte format, not empty; {@value #RANK_LOCAL} unless an engine says else
+ * @param format label of the byte format, not empty; {@value #RANK_LOCAL} unless an engine says
+ *     else
  */
 public record KVLayoutDescriptor(List<KVRegion> regions, RankTopology topology, String format) {
   /** The default format: pages as they lie on the rank. */

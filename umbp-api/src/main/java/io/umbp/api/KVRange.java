@@ -7,7 +7,8 @@ package io.umbp.api;
  * @param layerName the layer
  * @param groupId the layer's KV cache group
  * @param blockId the block as the engine numbers it, at least 0
- * @param address absolute address of the run's first byte, as the copy engine issued or confirmed it
+ * @param address absolute address of the run's first byte, as the copy engine issued or confirmed
+ *     it
  * @param stride bytes from this run to the same run of the next (kernel) block
  * @param length bytes, above 0
  * @param objectOffset bytes before the run in the object, at least 0

@@ -4,8 +4,8 @@ package io.umbp.api;
  * The scheduler's decision for one externally stored prefix. Immutable.
  *
  * @param localTokens leading tokens that the engine already has, at least 0
- * @param externalTokens end of the prefix that the store has, counted from the first token, at least
- *     0
+ * @param externalTokens end of the prefix that the store has, counted from the first token, at
+ *     least 0
  */
 public record LoadSpec(int localTokens, int externalTokens) {
   /** Checks the signs. */

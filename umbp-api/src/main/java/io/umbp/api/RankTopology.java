@@ -4,12 +4,12 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * The model-parallel ranks that participate in one KV object: this rank's place and the size of each
- * parallel dimension. Immutable.
+ * The model-parallel ranks that participate in one KV object: this rank's place and the size of
+ * each parallel dimension. Immutable.
  *
  * <p>A worker's global rank counts tensor parallelism (TP) innermost, then prefill context
- * parallelism (PCP), then pipeline parallelism (PP). Decode context parallelism (DCP) partitions the
- * TP workers and is no dimension of its own: {@code dcpRank = tpRank mod dcpSize}.
+ * parallelism (PCP), then pipeline parallelism (PP). Decode context parallelism (DCP) partitions
+ * the TP workers and is no dimension of its own: {@code dcpRank = tpRank mod dcpSize}.
  *
  * @param tpRank tensor-parallel rank in [0, tpSize)
  * @param tpSize number of tensor-parallel ranks, at least 1
@@ -112,8 +112,8 @@ public record RankTopology(
   }
 
   /**
-   * Returns the coordinates of every rank of the engine: pipeline stage outermost, then PCP, then TP.
-   * A logical block is present only when the objects of all of them are.
+   * Returns the coordinates of every rank of the engine: pipeline stage outermost, then PCP, then
+   * TP. A logical block is present only when the objects of all of them are.
    *
    * @return {@link #rankCount()} rank namespaces, unmodifiable
    */

@@ -41,7 +41,6 @@ public record StoreEventResult(int completedWorkers, Set<StoredObject> failedObj
   public StoreEventResult plus(StoreEventResult other) {
     Set<StoredObject> failed = new HashSet<>(failedObjects);
     failed.addAll(other.failedObjects);
-    return new StoreEventResult(
-        Math.addExact(completedWorkers, other.completedWorkers), failed);
+    return new StoreEventResult(Math.addExact(completedWorkers, other.completedWorkers), failed);
   }
 }

@@ -27,8 +27,8 @@ public final class TransferJobState {
     /** Some key has no final outcome, and the deadline has not passed. */
     RUNNING,
     /**
-     * The deadline has passed but a copy still runs: not final. The keys are misses and can never be
-     * published; blocks and slots stay pinned until the copy ends.
+     * The deadline has passed but a copy still runs: not final. The keys are misses and can never
+     * be published; blocks and slots stay pinned until the copy ends.
      */
     OVERDUE,
     /** Final: every key is {@link KeyOutcome#COMPLETED}. */

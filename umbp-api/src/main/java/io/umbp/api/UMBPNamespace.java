@@ -1,8 +1,8 @@
 package io.umbp.api;
 
 /**
- * The compatibility namespace of stored objects: two engines share KV exactly when theirs are equal,
- * so everything that changes a stored byte must change it. Immutable.
+ * The compatibility namespace of stored objects: two engines share KV exactly when theirs are
+ * equal, so everything that changes a stored byte must change it. Immutable.
  *
  * <p>The text stands unescaped inside keys; its alphabet leaves out the key's separator, so a key
  * always parses back to the parts it was made of.

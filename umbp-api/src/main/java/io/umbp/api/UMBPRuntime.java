@@ -33,8 +33,8 @@ public interface UMBPRuntime {
       UMBPNamespace namespace, RankTopology topology, KVLayoutDescriptor layout);
 
   /**
-   * Closes all handles and the runtime. Waits for running copies until the bound, returns by it, and
-   * never frees memory that a copy still uses. Calling it again returns the first result.
+   * Closes all handles and the runtime. Waits for running copies until the bound, returns by it,
+   * and never frees memory that a copy still uses. Calling it again returns the first result.
    *
    * @param bound longest time to wait, at least zero
    * @return what was left behind

@@ -5,9 +5,9 @@ import java.util.List;
 /** The scheduler's view of the store: what is there. Thread-safe. No call blocks on a copy. */
 public interface UMBPSchedulerHandle extends AutoCloseable {
   /**
-   * Returns authoritative existence for each key: true when a load issued now would find a published
-   * object. Has no side effect: pins nothing, touches no recency. Text that is no key of this
-   * handle's namespace is a miss.
+   * Returns authoritative existence for each key: true when a load issued now would find a
+   * published object. Has no side effect: pins nothing, touches no recency. Text that is no key of
+   * this handle's namespace is a miss.
    *
    * @param keys key texts; {@link BlockKeys} is answered without building any
    * @return one answer a key, in order

@@ -9,18 +9,19 @@ import java.util.Map;
  * Thread-safe.
  *
  * <p>{@link #load}, {@link #store}, {@link #poll}, {@link #publish} and {@link #cancel} never wait
- * for a copy and never call back. The engine keeps the blocks of a job untouched (a load's destination
- * unread, a store's source unwritten) until the job is final. Each job has the runtime's deadline.
+ * for a copy and never call back. The engine keeps the blocks of a job untouched (a load's
+ * destination unread, a store's source unwritten) until the job is final. Each job has the
+ * runtime's deadline.
  */
 public interface UMBPWorkerHandle {
   /**
-   * Registers the engine's KV buffers. They may come late, after the handle was made, and again after
-   * {@link #unregisterBuffers}. All or nothing: when it throws, nothing is registered.
+   * Registers the engine's KV buffers. They may come late, after the handle was made, and again
+   * after {@link #unregisterBuffers}. All or nothing: when it throws, nothing is registered.
    *
    * @param kvCaches a tensor for each layer of the layout, all on one device or all in host memory;
    *     the memory is shared until it is unregistered
-   * @throws UMBPException INVALID_ARGUMENT when a layer is missing or unknown, strides or sizes do not
-   *     fit the layout, or two layers of a group overlap; CLOSED
+   * @throws UMBPException INVALID_ARGUMENT when a layer is missing or unknown, strides or sizes do
+   *     not fit the layout, or two layers of a group overlap; CLOSED
    */
   void registerBuffers(Map<String, KVCacheTensor> kvCaches);
 
@@ -46,8 +47,8 @@ public interface UMBPWorkerHandle {
 
   /**
    * Starts storing blocks as objects. They become visible when published. A key that is already
-   * present completes without a copy; one that another job is storing ends as that store ends. Without
-   * room a key ends as {@link KeyOutcome#REJECTED}.
+   * present completes without a copy; one that another job is storing ends as that store ends.
+   * Without room a key ends as {@link KeyOutcome#REJECTED}.
    *
    * @param plans keys of this rank with their source blocks
    * @param producer the last writer of the source blocks
@@ -94,8 +95,8 @@ public interface UMBPWorkerHandle {
   TransferJobState cancel(TransferJobState job);
 
   /**
-   * Tells whether a running load has brought all bytes of one layer. The outcome of a key must still
-   * be read before its block is trusted.
+   * Tells whether a running load has brought all bytes of one layer. The outcome of a key must
+   * still be read before its block is trusted.
    *
    * @param job any snapshot of a load job
    * @param layerName a layer of the layout
@@ -105,8 +106,8 @@ public interface UMBPWorkerHandle {
   boolean isLayerLoaded(TransferJobState job, String layerName);
 
   /**
-   * Closes the handle: refuses new jobs, cancels running ones, waits for their copies until the bound
-   * and unregisters the buffers. Objects stay. Calling it again returns the first result.
+   * Closes the handle: refuses new jobs, cancels running ones, waits for their copies until the
+   * bound and unregisters the buffers. Objects stay. Calling it again returns the first result.
    *
    * @param bound longest time to wait, at least zero
    * @return what was left behind

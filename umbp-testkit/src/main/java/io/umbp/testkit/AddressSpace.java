@@ -96,8 +96,6 @@ final class AddressSpace<R extends AddressSpace.Region> {
         nearest = region;
       }
     }
-    return nearest == null
-        ? "nothing was ever allocated"
-        : String.format("nearest is %s", nearest);
+    return nearest == null ? "nothing was ever allocated" : String.format("nearest is %s", nearest);
   }
 }

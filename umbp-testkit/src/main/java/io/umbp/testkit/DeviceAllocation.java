@@ -9,8 +9,8 @@ import org.jspecify.annotations.Nullable;
  * One allocation of fake device memory, kept in heap chunks that come to life at their first write.
  * Thread-safe; racing accesses to the same bytes give either's bytes, as on a device.
  *
- * <p>Methods take offsets in bytes from the allocation's base and check nothing: {@link FakeGpu} and
- * its copy engine check before, and ask {@link #isFreed} again afterwards.
+ * <p>Methods take offsets in bytes from the allocation's base and check nothing: {@link FakeGpu}
+ * and its copy engine check before, and ask {@link #isFreed} again afterwards.
  */
 final class DeviceAllocation implements AddressSpace.Region {
   private static final int CHUNK_BITS = 18;
@@ -121,12 +121,7 @@ final class DeviceAllocation implements AddressSpace.Region {
       int part = Math.min(length - done, CHUNK_BYTES - at);
       int first =
           Arrays.mismatch(
-              readable(offset + done),
-              at,
-              at + part,
-              expected,
-              from + done,
-              from + done + part);
+              readable(offset + done), at, at + part, expected, from + done, from + done + part);
       if (first >= 0) {
         return done + first;
       }

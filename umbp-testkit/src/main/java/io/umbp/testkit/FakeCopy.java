@@ -17,8 +17,8 @@ import java.util.concurrent.atomic.AtomicInteger;
 import org.jspecify.annotations.Nullable;
 
 /**
- * One batch on its way through a {@link FakeGpuCopyEngine}: work on a copy stream, and the ticket for
- * it. The stream runs it mark by mark; the engine may park it before its first row.
+ * One batch on its way through a {@link FakeGpuCopyEngine}: work on a copy stream, and the ticket
+ * for it. The stream runs it mark by mark; the engine may park it before its first row.
  */
 final class FakeCopy implements FakeStream.Task, CopyTicket.SupportsStreamWait {
   /** What a failing row leaves in the first half of its target. */
@@ -132,7 +132,6 @@ final class FakeCopy implements FakeStream.Task, CopyTicket.SupportsStreamWait {
     rowsOver.set(batch.count());
     finish();
   }
-
 
   private void finish() {
     engine.ended(this);

@@ -13,10 +13,10 @@ import org.jspecify.annotations.Nullable;
  * A machine with GPUs, made of heap memory and threads. Thread-safe.
  *
  * <p>Device addresses look like a real device's (0x7f..., aligned to 512 bytes, no two allocations
- * adjacent, none issued twice) and mean nothing to host code: bytes are reached through this class or
- * by work on a stream. Each access is checked against the live allocations. Fresh memory holds {@link
- * #FRESH_POISON}. Freed memory is overwritten with {@link #FREED_POISON}; touching it is refused and
- * counted.
+ * adjacent, none issued twice) and mean nothing to host code: bytes are reached through this class
+ * or by work on a stream. Each access is checked against the live allocations. Fresh memory holds
+ * {@link #FRESH_POISON}. Freed memory is overwritten with {@link #FREED_POISON}; touching it is
+ * refused and counted.
  *
  * <p>Two modes: {@linkplain #asynchronous asynchronous}, a thread for each stream; and {@linkplain
  * #stepped stepped}, where nothing runs until {@link #step} or {@link #runAll}, on the caller's
@@ -254,8 +254,8 @@ public final class FakeGpu implements AutoCloseable {
   }
 
   /**
-   * Runs one piece of work of the next stream that has one, in turn: a kernel, or the rows of a batch up
-   * to its next mark. Stepped GPUs only.
+   * Runs one piece of work of the next stream that has one, in turn: a kernel, or the rows of a
+   * batch up to its next mark. Stepped GPUs only.
    *
    * @return false when nothing can run
    */
@@ -305,8 +305,8 @@ public final class FakeGpu implements AutoCloseable {
   }
 
   /**
-   * Stops all streams and drops what is left on them; copies that did not run fail. Waits for the piece
-   * of work that each stream is running. Calling it again does nothing.
+   * Stops all streams and drops what is left on them; copies that did not run fail. Waits for the
+   * piece of work that each stream is running. Calling it again does nothing.
    */
   @Override
   public void close() {

@@ -17,12 +17,12 @@ import java.util.Arrays;
 import java.util.Deque;
 import java.util.HashMap;
 import java.util.HashSet;
-import java.util.IdentityHashMap;
+import java.util.Iterator;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CountDownLatch;
-import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.LongAdder;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
@@ -32,9 +32,9 @@ import org.jspecify.annotations.Nullable;
  * The copy engine of a {@link FakeGpu}, with controls to hold, fail and count copies. Thread-safe.
  *
  * <p>Each device has a copy stream for each direction. Copies wait there for their fence, one batch
- * behind the other; on a stepped GPU they run when the test steps, up to the next mark at each step. It
- * is strict where a real engine may be lax: a row must lie inside registered tensors that are still
- * allocated and inside one slab, and a stream that a fence names must exist.
+ * behind the other; on a stepped GPU they run when the test steps, up to the next mark at each
+ * step. It is strict where a real engine may be lax: a row must lie inside registered tensors that
+ * are still allocated and inside one slab, and a stream that a fence names must exist.
  *
  * <p>Slab content is {@link FakeGpu#FRESH_POISON} when fresh and {@link FakeGpu#FREED_POISON} once
  * freed; freed buffers are used again, under new addresses.
@@ -107,13 +107,13 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
   // lock guards everything below and the slabs. Order: this lock, then a stream's.
   private final ReentrantLock lock = new ReentrantLock();
   private final Condition ended = lock.newCondition();
-  private final Map<DeviceAllocation, List<KVCacheTensor>> tensors = new IdentityHashMap<>();
-  private final Map<DeviceAllocation, long[]> registered = new IdentityHashMap<>();
+  private final Map<DeviceAllocation, List<KVCacheTensor>> tensors = new HashMap<>();
+  private final Map<DeviceAllocation, long[]> registered = new HashMap<>();
   private final Map<Long, Deque<ByteBuffer>> spareBuffers = new HashMap<>();
   private final Map<Integer, FakeStream> copyStreams = new HashMap<>();
   private final Set<Slab> liveSlabs = new HashSet<>();
   private final Set<FakeCopy> running = new HashSet<>();
-  private final Set<FakeCopy> held = new HashSet<>();
+  private final Set<FakeCopy> held = new LinkedHashSet<>();
   private final Deque<FakeCopy> parked = new ArrayDeque<>();
   private final Deque<RowFilter> failNext = new ArrayDeque<>();
   private final Deque<Error> throwNext = new ArrayDeque<>();
@@ -134,7 +134,8 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
   public long register(KVCacheTensor tensor) {
     if (!tensor.isDevice()) {
       throw new UMBPException(
-          UMBPException.Reason.UNSUPPORTED, "the fake GPU copies device memory only, not " + tensor);
+          UMBPException.Reason.UNSUPPORTED,
+          "the fake GPU copies device memory only, not " + tensor);
     }
     gpu.requireDevice(tensor.deviceOrdinal());
     DeviceAllocation allocation = gpu.allocationAt(tensor.address());
@@ -260,7 +261,7 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
     lock.lock();
     try {
       Slab known = space.find(slab.baseAddress());
-      if (known == null || known.slab.buffer() != slab.buffer()) {
+      if (known == null || known.base() != slab.baseAddress()) {
         throw UMBPException.invalid(
             "slab at 0x%x is not of this engine; %s",
             slab.baseAddress(), space.describe(slab.baseAddress()));
@@ -362,7 +363,8 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
       }
       if (key[row] < 0 || key[row] >= batch.keyCount()) {
         throw UMBPException.invalid(
-            "row %d serves key %d, the batch has keys 0 to %d", row, key[row], batch.keyCount() - 1);
+            "row %d serves key %d, the batch has keys 0 to %d",
+            row, key[row], batch.keyCount() - 1);
       }
       if (allocation == null || !allocation.contains(device[row], length[row])) {
         allocation = gpu.allocationAt(device[row]);
@@ -402,8 +404,8 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
   }
 
   /**
-   * Closes the engine: refuses new work and waits for running copies. On a stepped GPU it does not step.
-   * A slab that a copy still uses is freed when the copy ends; all others are freed here.
+   * Closes the engine: refuses new work and waits for running copies. On a stepped GPU it does not
+   * step. A slab that a copy still uses is freed when the copy ends; all others are freed here.
    */
   @Override
   public CloseResult close(Duration bound) {
@@ -485,9 +487,27 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
     }
   }
 
+  /** Ends the hold of the batch that is held longest; without effect when none is. */
+  public void releaseOldest() {
+    lock.lock();
+    try {
+      Iterator<FakeCopy> oldest = held.iterator();
+      if (oldest.hasNext()) {
+        FakeCopy copy = oldest.next();
+        oldest.remove();
+        if (parked.remove(copy)) {
+          copy.stream().enqueue(null, copy);
+        }
+      }
+    } finally {
+      lock.unlock();
+    }
+  }
+
   /**
-   * Makes rows fail by chance. Which ones depends on the seed, the number of batches submitted before
-   * and the row's index, and on nothing else. A failing row leaves garbage in half of its target.
+   * Makes rows fail by chance. Which ones depends on the seed, the number of batches submitted
+   * before and the row's index, and on nothing else. A failing row leaves garbage in half of its
+   * target.
    *
    * @param probability of each row, 0 (none) to 1 (all)
    * @param seed where the choice starts
@@ -520,8 +540,8 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
   }
 
   /**
-   * Makes the copy's thread throw in the middle of the next submitted batch; a second call is for the
-   * batch after that.
+   * Makes the copy's thread throw in the middle of the next submitted batch; a second call is for
+   * the batch after that.
    *
    * @param error what is thrown
    */

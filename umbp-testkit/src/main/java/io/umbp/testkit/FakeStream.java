@@ -13,11 +13,12 @@ import org.jspecify.annotations.Nullable;
  * A queue of device work that runs in order, one piece after another. Thread-safe.
  *
  * <p>On an asynchronous GPU a daemon thread of its own runs the work; on a stepped one the thread
- * that steps does. What a kernel throws is kept and reported by {@link #synchronize}; the work behind
- * it still runs.
+ * that steps does. What a kernel throws is kept and reported by {@link #synchronize}; the work
+ * behind it still runs.
  */
 public final class FakeStream {
-  // lock guards queue, claimed, stopped and gate; no work runs under it. Head of the queue = the work
+  // lock guards queue, claimed, stopped and gate; no work runs under it. Head of the queue = the
+  // work
   // that runs or runs next; it leaves the queue when it is over.
 
   /** Work on a stream. */
@@ -139,8 +140,8 @@ public final class FakeStream {
   /**
    * Waits until all work appended so far is over; on a stepped GPU it steps until then.
    *
-   * @throws IllegalStateException when a kernel failed since the last call, when the GPU is closed, and
-   *     on a stepped GPU when the work can never end because nothing is left to step
+   * @throws IllegalStateException when a kernel failed since the last call, when the GPU is closed,
+   *     and on a stepped GPU when the work can never end because nothing is left to step
    */
   public void synchronize() {
     CountDownLatch reached = record();

@@ -8,10 +8,10 @@ import java.util.Arrays;
  * Many copies between one device and host slabs, as columns: row {@code i} copies {@code length[i]}
  * bytes between {@code device[i]} and {@code host[i]} for key {@code key[i]}. Single-writer.
  *
- * <p>Rows do not overlap and run in any order; nothing but fences orders one batch after another. Mark
- * {@code m} stands for all rows before {@code markEnd[m]}. The columns are borrowed by the copy engine
- * from submit until the ticket is final; until then nobody changes the batch. A batch is reused after
- * {@link #reset}, and grows without bound but never per row in the steady state.
+ * <p>Rows do not overlap and run in any order; nothing but fences orders one batch after another.
+ * Mark {@code m} stands for all rows before {@code markEnd[m]}. The columns are borrowed by the
+ * copy engine from submit until the ticket is final; until then nobody changes the batch. A batch
+ * is reused after {@link #reset}, and grows without bound but never per row in the steady state.
  */
 public final class CopyBatch {
   private TransferDirection direction = TransferDirection.STORE;

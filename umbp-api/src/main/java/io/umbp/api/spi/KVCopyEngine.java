@@ -11,10 +11,10 @@ import java.time.Duration;
  *
  * <p>Implementers keep these rules (numbers as in the runtime authors' guide): the ticket becomes
  * final last, when no row is touched any more (rule 1); no row of a store reads, and none of a load
- * writes, before the batch's fence (rules 2 and 9); a failed row fails its key and no other, and never
- * looks like success (rule 5); a row outside registered memory or a live slab is refused before
- * anything is copied (rule 7); {@link #close} returns by its bound and frees nothing that a copy still
- * uses (rule 8). An engine has no deadlines; the runtime owns those.
+ * writes, before the batch's fence (rules 2 and 9); a failed row fails its key and no other, and
+ * never looks like success (rule 5); a row outside registered memory or a live slab is refused
+ * before anything is copied (rule 7); {@link #close} returns by its bound and frees nothing that a
+ * copy still uses (rule 8). An engine has no deadlines; the runtime owns those.
  */
 public interface KVCopyEngine {
   /** Greatest size of one slab in bytes (1 GiB). */
@@ -24,8 +24,8 @@ public interface KVCopyEngine {
    * Registers an engine buffer. Allocations that several tensors share are registered once.
    *
    * @param tensor the buffer; its memory is shared until {@link #unregister}
-   * @return address of block 0 for use in batches: a real one where addresses are real, else issued.
-   *     Tensors in one allocation get addresses at their true distance
+   * @return address of block 0 for use in batches: a real one where addresses are real, else
+   *     issued. Tensors in one allocation get addresses at their true distance
    * @throws io.umbp.api.UMBPException INVALID_ARGUMENT, UNSUPPORTED, CLOSED
    */
   long register(KVCacheTensor tensor);
@@ -66,9 +66,9 @@ public interface KVCopyEngine {
   CopyTicket submit(CopyBatch batch, DeviceFence fence);
 
   /**
-   * Closes the engine: refuses new work, waits for running copies until the bound, frees what no copy
-   * uses. What one still uses is freed when it ends, or given up on purpose, and logged. Calling it
-   * again returns the first result.
+   * Closes the engine: refuses new work, waits for running copies until the bound, frees what no
+   * copy uses. What one still uses is freed when it ends, or given up on purpose, and logged.
+   * Calling it again returns the first result.
    *
    * @param bound longest time to wait, at least zero
    * @return batches still running and the slab bytes they use

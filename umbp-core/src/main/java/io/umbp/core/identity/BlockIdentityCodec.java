@@ -15,8 +15,8 @@ import java.util.Optional;
  * Makes and reads the keys of one engine: what a scheduler probes and what the workers of all ranks
  * write come from here, so that they are the same. Immutable.
  *
- * <p>Keys are columns over the hashes handed in; nothing is derived from tokens, and no text is built
- * until someone asks for it.
+ * <p>Keys are columns over the hashes handed in; nothing is derived from tokens, and no text is
+ * built until someone asks for it.
  */
 public final class BlockIdentityCodec {
   private final UMBPNamespace namespace;
@@ -58,7 +58,8 @@ public final class BlockIdentityCodec {
   }
 
   /**
-   * Returns how many keys one logical block of a group has: it is present only when all of them are.
+   * Returns how many keys one logical block of a group has: it is present only when all of them
+   * are.
    *
    * @param groupId the KV cache group, at least 0
    * @return the number of ranks
@@ -108,8 +109,8 @@ public final class BlockIdentityCodec {
    *
    * @param groupId the KV cache group, at least 0
    * @param hashes content hash of each block
-   * @return {@link #keysPerObject} keys a hash, all ranks of a block together, ranks in the order of
-   *     {@link RankTopology#allNamespaces()}
+   * @return {@link #keysPerObject} keys a hash, all ranks of a block together, ranks in the order
+   *     of {@link RankTopology#allNamespaces()}
    */
   public BlockKeys allRankKeys(int groupId, BlockHashes hashes) {
     return localKeys(groupId, hashes).onRanks(allRanks);
@@ -142,7 +143,8 @@ public final class BlockIdentityCodec {
   }
 
   /**
-   * Parses text that may come from elsewhere: an older format, another namespace or another program.
+   * Parses text that may come from elsewhere: an older format, another namespace or another
+   * program.
    *
    * @param text any text
    * @return the parts of a key that {@link #parse} accepts, else empty

@@ -9,8 +9,8 @@ import java.util.Map;
 import java.util.Set;
 
 /**
- * An engine's KV cache on one rank, as the engine configured it: which layers form a group, and which
- * tensors hold them. Immutable.
+ * An engine's KV cache on one rank, as the engine configured it: which layers form a group, and
+ * which tensors hold them. Immutable.
  *
  * @param groups the KV cache groups; a group's id is its place in the list; copied
  * @param tensors the buffers in the engine's order, each layer of a group in exactly one; copied
@@ -20,7 +20,8 @@ public record KVCacheConfig(List<Group> groups, List<Tensor> tensors) {
   /**
    * What all layers of a group have in common.
    *
-   * @param kind the engine's name for the kind of cache, such as {@code FullAttentionSpec}, not empty
+   * @param kind the engine's name for the kind of cache, such as {@code FullAttentionSpec}, not
+   *     empty
    * @param blockSize tokens in one block, above 0
    * @param pageBytes bytes of one layer's page of one block, above 0
    * @param elementType number format of the page
@@ -92,7 +93,8 @@ public record KVCacheConfig(List<Group> groups, List<Tensor> tensors) {
       for (String layer : groups.get(id).layers()) {
         Integer other = groupOfLayer.putIfAbsent(layer, id);
         if (other != null) {
-          throw UMBPException.invalid("layer '%s' is in group %d and again in group %d", layer, other, id);
+          throw UMBPException.invalid(
+              "layer '%s' is in group %d and again in group %d", layer, other, id);
         }
       }
     }
@@ -110,9 +112,13 @@ public record KVCacheConfig(List<Group> groups, List<Tensor> tensors) {
     if (placed.size() < groupOfLayer.size()) {
       throw UMBPException.invalid(
           "layers %s are in no KV tensor",
-          groupOfLayer.keySet().stream().filter(layer -> !placed.contains(layer)).sorted().toList());
+          groupOfLayer.keySet().stream()
+              .filter(layer -> !placed.contains(layer))
+              .sorted()
+              .toList());
     }
   }
+
   /**
    * Returns the group of a layer.
    *

@@ -19,11 +19,11 @@ import java.util.Map;
  * Turns blocks into the runs of bytes that have to be copied: a layout whose layers have been given
  * their places in memory. Immutable.
  *
- * <p>Each run of a block is a line {@code address(block) = base + block * advance} with a fixed length
- * and a fixed offset in the object. A page in one piece is one line; a page made of page segments is a
- * line a segment; a page made of several kernel blocks (the engine's attention kernel uses smaller
- * blocks than its block manager) is a line a kernel block. So a whole batch is lowered without an
- * object per block or run.
+ * <p>Each run of a block is a line {@code address(block) = base + block * advance} with a fixed
+ * length and a fixed offset in the object. A page in one piece is one line; a page made of page
+ * segments is a line a segment; a page made of several kernel blocks (the engine's attention kernel
+ * uses smaller blocks than its block manager) is a line a kernel block. So a whole batch is lowered
+ * without an object per block or run.
  */
 public final class KVLayoutPlanner {
   private final KVLayoutDescriptor layout;
@@ -62,7 +62,8 @@ public final class KVLayoutPlanner {
   }
 
   /** One region with its lines, the rows [firstRow, endRow) of its group. */
-  private record Layer(KVRegion region, Group group, long physicalStride, int firstRow, int endRow) {}
+  private record Layer(
+      KVRegion region, Group group, long physicalStride, int firstRow, int endRow) {}
 
   /** The lines of all layers of a group in region order, as columns. */
   private static final class Group {
@@ -163,8 +164,8 @@ public final class KVLayoutPlanner {
    * @param config the cache
    * @param topology the rank it belongs to
    * @return the layout
-   * @throws UMBPException INVALID_ARGUMENT when a page is larger than its tensor's block stride or no
-   *     group is left
+   * @throws UMBPException INVALID_ARGUMENT when a page is larger than its tensor's block stride or
+   *     no group is left
    */
   public static KVLayoutDescriptor describe(KVCacheConfig config, RankTopology topology) {
     List<KVRegion> regions = new ArrayList<>();
@@ -196,8 +197,8 @@ public final class KVLayoutPlanner {
    * @param layout the layout
    * @param tensors a tensor for each layer
    * @throws UMBPException INVALID_ARGUMENT when layers are missing or unknown; when tensors are not
-   *     all on one device or all in host memory; when strides do not fit the layout; when a tensor is
-   *     too small for its last block; when pages of one group share a byte
+   *     all on one device or all in host memory; when strides do not fit the layout; when a tensor
+   *     is too small for its last block; when pages of one group share a byte
    */
   public static void checkTensors(KVLayoutDescriptor layout, Map<String, KVCacheTensor> tensors) {
     LayoutChecks.checkTensors(layout, tensors);
@@ -209,8 +210,8 @@ public final class KVLayoutPlanner {
    * @param layout the layout
    * @param placements the place of each layer, in the copy engine's addresses
    * @return the planner
-   * @throws UMBPException INVALID_ARGUMENT when layers are missing or unknown, or strides do not fit
-   *     the layout
+   * @throws UMBPException INVALID_ARGUMENT when layers are missing or unknown, or strides do not
+   *     fit the layout
    */
   public static KVLayoutPlanner place(
       KVLayoutDescriptor layout, Map<String, LayerPlacement> placements) {
@@ -304,8 +305,7 @@ public final class KVLayoutPlanner {
     return ranges;
   }
 
-  private static void addRanges(
-      Layer layer, int blockId, long offsetShift, List<KVRange> ranges) {
+  private static void addRanges(Layer layer, int blockId, long offsetShift, List<KVRange> ranges) {
     Group group = layer.group;
     for (int row = layer.firstRow; row < layer.endRow; row++) {
       ranges.add(
@@ -361,7 +361,10 @@ public final class KVLayoutPlanner {
       group = group(keys.groupId(i), group);
       int blockId = batch.blockId(i);
       int rows = group.rows;
-      fill(group, 0, rows, blockId, object, device, host, at);
+      for (int row = 0; row < rows; row++) {
+        device[at + row] = group.base[row] + blockId * group.advance[row];
+        host[at + row] = object + group.offset[row];
+      }
       System.arraycopy(group.length, 0, length, at, rows);
       Arrays.fill(key, at, at + rows, i);
       at += rows;
@@ -384,17 +387,20 @@ public final class KVLayoutPlanner {
     long[] host = out.host();
     long[] length = out.length();
     int[] key = out.key();
+    boolean severalGroups = groups.length > 1;
     for (Layer layer : layers) {
       Group group = layer.group;
       int start = out.count();
       int at = start;
       for (int i = 0; i < objectAddresses.length; i++) {
         long object = objectAddresses[i];
-        if (object == 0 || keys.groupId(i) != group.groupId) {
+        if (object == 0 || (severalGroups && keys.groupId(i) != group.groupId)) {
           continue;
         }
-        fill(group, layer.firstRow, layer.endRow, batch.blockId(i), object, device, host, at);
+        int blockId = batch.blockId(i);
         for (int row = layer.firstRow; row < layer.endRow; row++) {
+          device[at] = group.base[row] + blockId * group.advance[row];
+          host[at] = object + group.offset[row];
           length[at] = group.length[row];
           key[at] = i;
           at++;
@@ -402,25 +408,6 @@ public final class KVLayoutPlanner {
       }
       out.commit(at - start);
       out.endMark();
-    }
-  }
-
-  private static void fill(
-      Group group,
-      int firstRow,
-      int endRow,
-      int blockId,
-      long object,
-      long[] device,
-      long[] host,
-      int at) {
-    long[] base = group.base;
-    long[] advance = group.advance;
-    long[] offset = group.offset;
-    int shift = at - firstRow;
-    for (int row = firstRow; row < endRow; row++) {
-      device[row + shift] = base[row] + blockId * advance[row];
-      host[row + shift] = object + offset[row];
     }
   }
 

@@ -39,7 +39,9 @@ final class LayoutChecks {
     }
   }
 
-  /** Returns the values in region order, having checked that there is one for each region, no more. */
+  /**
+   * Returns the values in region order, having checked that there is one for each region, no more.
+   */
   static <T> List<T> inRegionOrder(KVLayoutDescriptor layout, Map<String, T> byLayer) {
     List<T> ordered = new ArrayList<>();
     Set<String> missing = new TreeSet<>();
@@ -69,7 +71,7 @@ final class LayoutChecks {
   static int kernelBlocksPerBlock(KVRegion region, long physicalStride, int physicalBlocks) {
     String layer = region.layerName();
     long declared = region.blockStride();
-    if (physicalStride > declared || declared % physicalStride != 0) {
+    if (declared % physicalStride != 0) {
       throw UMBPException.invalid(
           "layer '%s': KV block stride mismatch: physical stride %d must divide the declared stride"
               + " %d",
@@ -107,7 +109,7 @@ final class LayoutChecks {
     long lastBlock = (tensor.blockCount() - 1) * tensor.blockStride();
     long room = tensor.sizeBytes() - lastBlock;
     for (KVRegion.PageSegment run : runs(region, tensor.blockStride())) {
-      if (run.length() > room || run.offset() > room - run.length()) {
+      if (run.offset() > room - run.length()) {
         throw UMBPException.invalid(
             "layer '%s': tensor of %d bytes ends before the last of its %d blocks of stride %d,"
                 + " which needs %d bytes at offset %d of the block",
@@ -172,8 +174,6 @@ final class LayoutChecks {
   }
 
   private static String place(int deviceOrdinal) {
-    return deviceOrdinal == KVCacheTensor.HOST
-        ? "in host memory"
-        : "on device " + deviceOrdinal;
+    return deviceOrdinal == KVCacheTensor.HOST ? "in host memory" : "on device " + deviceOrdinal;
   }
 }

@@ -5,8 +5,8 @@ import java.util.Comparator;
 import java.util.List;
 
 /**
- * Equal runs of bytes at equal distances, run {@code i} being {@code [start + i * stride, start + i *
- * stride + length)}: what the blocks of one layer cover in one address space.
+ * Equal runs of bytes at equal distances, run {@code i} being {@code [start + i * stride, start + i
+ * * stride + length)}: what the blocks of one layer cover in one address space.
  *
  * @param layerName whose bytes these are
  * @param space the address space: one for a device, one for each host buffer
@@ -15,13 +15,11 @@ import java.util.List;
  * @param count number of runs, above 0
  * @param length bytes of each run
  */
-record MemoryStrip(
-    String layerName, int space, long start, long stride, int count, long length) {
+record MemoryStrip(String layerName, int space, long start, long stride, int count, long length) {
 
   /** Refuses strips of one group that share a byte with each other or with themselves. */
   static void checkDisjoint(int groupId, List<MemoryStrip> strips) {
-    strips.sort(
-        Comparator.comparingInt(MemoryStrip::space).thenComparingLong(MemoryStrip::start));
+    strips.sort(Comparator.comparingInt(MemoryStrip::space).thenComparingLong(MemoryStrip::start));
     for (int i = 0; i < strips.size(); i++) {
       MemoryStrip one = strips.get(i);
       if (one.count > 1 && one.length > one.stride) {
@@ -75,8 +73,8 @@ record MemoryStrip(
   }
 
   /**
-   * With one common stride, run j of the other starts {@code distance + (j - i) * step} behind run i
-   * of this; they share a byte when that lies strictly between -other.length and length.
+   * With one common stride, run j of the other starts {@code distance + (j - i) * step} behind run
+   * i of this; they share a byte when that lies strictly between -other.length and length.
    */
   private boolean overlapsInStep(MemoryStrip other, long step) {
     long distance = other.start - start;

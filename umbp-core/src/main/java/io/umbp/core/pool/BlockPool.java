@@ -14,9 +14,9 @@ import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
 
 /**
- * The objects in host memory: finds them by key, gives them slots, and evicts the least recently used
- * ones, one at a time, when a slot is needed. Not thread-safe: its owner calls every method under one
- * lock. It neither copies nor calls a copy engine.
+ * The objects in host memory: finds them by key, gives them slots, and evicts the least recently
+ * used ones, one at a time, when a slot is needed. Not thread-safe: its owner calls every method
+ * under one lock. It neither copies nor calls a copy engine.
  */
 public final class BlockPool {
   private final long capacityBytes;
@@ -116,8 +116,8 @@ public final class BlockPool {
   }
 
   /**
-   * Reserves a slot for a key that is not in the pool, evicting as needed. The new object is FILLING,
-   * pinned by the lease and held by the job.
+   * Reserves a slot for a key that is not in the pool, evicting as needed. The new object is
+   * FILLING, pinned by the lease and held by the job.
    *
    * @param space the key's space
    * @param hashes hash column

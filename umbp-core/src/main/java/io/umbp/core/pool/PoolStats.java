@@ -12,7 +12,8 @@ package io.umbp.core.pool;
  * @param leases pins held by running copies
  * @param storedObjects objects whose bytes have landed since the start
  * @param evictedObjects published objects removed to make room since the start
- * @param doubleReleases pins given back twice since the start; above 0 it is a defect of the runtime
+ * @param doubleReleases pins given back twice since the start; above 0 it is a defect of the
+ *     runtime
  */
 public record PoolStats(
     long capacityBytes,

@@ -180,8 +180,8 @@ final class SlabPool {
   }
 
   /**
-   * Returns the slab of another class that costs the fewest objects to empty, or null when copies or
-   * unpublished objects hold all of them.
+   * Returns the slab of another class that costs the fewest objects to empty, or null when copies
+   * or unpublished objects hold all of them.
    */
   @Nullable Slab slabToEmpty(SizeClass sizeClass) {
     Slab best = null;
@@ -199,8 +199,7 @@ final class SlabPool {
 
   private static boolean isEvictable(Slab slab) {
     for (PooledObject object : slab.objects) {
-      if (object != null
-          && (object.state != PooledObject.State.PUBLISHED || object.copies > 0)) {
+      if (object != null && (object.state != PooledObject.State.PUBLISHED || object.copies > 0)) {
         return false;
       }
     }

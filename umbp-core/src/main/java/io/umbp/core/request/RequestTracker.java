@@ -6,8 +6,8 @@ import java.util.Arrays;
 import org.jspecify.annotations.Nullable;
 
 /**
- * What a scheduler remembers of one request: the block table of each KV cache group, the watermark up
- * to which its tokens are saved, and the load that is due. Single-writer.
+ * What a scheduler remembers of one request: the block table of each KV cache group, the watermark
+ * up to which its tokens are saved, and the load that is due. Single-writer.
  */
 public final class RequestTracker {
   private BlockTable[] tables = new BlockTable[0];
@@ -76,8 +76,8 @@ public final class RequestTracker {
   }
 
   /**
-   * Replaces the tables and takes the watermark back to 0: the request was admitted, or resumed after
-   * a preemption, and none of its new blocks is known to be saved.
+   * Replaces the tables and takes the watermark back to 0: the request was admitted, or resumed
+   * after a preemption, and none of its new blocks is known to be saved.
    *
    * @param blockIdsByGroup block ids for each group; copied
    */

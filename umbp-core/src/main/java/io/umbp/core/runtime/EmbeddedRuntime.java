@@ -1,9 +1,11 @@
 package io.umbp.core.runtime;
 
+import com.google.common.annotations.VisibleForTesting;
 import io.umbp.api.BlockKey;
 import io.umbp.api.CloseResult;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.RankTopology;
+import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.UMBPRuntime;
@@ -13,10 +15,13 @@ import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.core.pool.BlockPool;
 import io.umbp.core.pool.PoolStats;
 import java.time.Duration;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
@@ -29,21 +34,25 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A runtime that lives inside the engine's process and keeps objects in host memory. A scheduler and
- * the workers of all ranks of one JVM share it. Thread-safe.
+ * A runtime that lives inside the engine's process and keeps objects in host memory. A scheduler
+ * and the workers of all ranks of one JVM share it. Thread-safe.
  *
  * <p>It starts no thread. Without an executor nothing runs unless called: completions and deadlines
  * are seen by whichever call comes next. With one, a task of it follows the running copies, so that
  * pins are given back even when nobody polls.
  *
- * <p><strong>Lock.</strong> One lock guards the pool, all jobs and the registrations. The copy engine
- * is never called under it: a job is first reserved under the lock, then lowered and submitted without
- * it, and its end is first read from the ticket without the lock, then booked under it. So other calls
- * may see a job that is reserved and not yet submitted; they leave it alone.
+ * <p><strong>Lock.</strong> One lock guards the pool, all jobs and the registrations. The copy
+ * engine is never called under it: a job is first reserved under the lock, then lowered and
+ * submitted without it, and its end is first read from the ticket without the lock, then booked
+ * under it. So other calls may see a job that is reserved and not yet submitted; they leave it
+ * alone.
  */
 public final class EmbeddedRuntime implements UMBPRuntime {
   private static final Logger log = LoggerFactory.getLogger(EmbeddedRuntime.class);
   private static final long IDLE_NANOS = 200_000;
+
+  /** Jobs that are over and read stay known this long, for callers with an older snapshot. */
+  private static final int MAX_RETIRED_JOBS = 1024;
 
   final ReentrantLock lock = new ReentrantLock();
   final BlockPool pool;
@@ -57,6 +66,10 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   /** Jobs that run or hold unpublished objects, in the order of their deadlines. */
   private final LinkedHashMap<Long, TransferJob> live = new LinkedHashMap<>();
 
+  /** All jobs that a caller may still ask for. */
+  private final Map<Long, TransferJob> jobs = new HashMap<>();
+
+  private final ArrayDeque<TransferJob> retiredJobs = new ArrayDeque<>();
   private final Set<EmbeddedSchedulerHandle> schedulers = new HashSet<>();
   private final Set<EmbeddedWorkerHandle> workers = new HashSet<>();
   private final ReentrantLock closeLock = new ReentrantLock();
@@ -115,8 +128,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
 
     /**
-     * Sets the size of the pieces in which host memory is taken from the copy engine; no object can be
-     * larger. Unless set it is 64 MiB, or less for a smaller pool.
+     * Sets the size of the pieces in which host memory is taken from the copy engine; no object can
+     * be larger. Unless set it is 64 MiB, or less for a smaller pool.
      *
      * @param bytes 1 to {@link KVCopyEngine#MAX_SLAB_BYTES}
      * @return this
@@ -167,7 +180,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
 
     /**
-     * Sets the clock by which deadlines and bounds are judged; {@link System#nanoTime()} unless set.
+     * Sets the clock by which deadlines and bounds are judged; {@link System#nanoTime()} unless
+     * set.
      *
      * @param clock nanoseconds from any origin, never going back
      * @return this
@@ -270,10 +284,56 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   /** Enters a new job. Called under the lock. */
   void enter(TransferJob job) {
+    jobs.put(job.id, job);
     live.put(job.id, job);
     if (!hasDeadline) {
       nextDeadlineNanos = job.deadlineNanos;
       hasDeadline = true;
+    }
+  }
+
+  /** Returns a job that is not forgotten. Called under the lock. */
+  @Nullable TransferJob job(long id) {
+    return jobs.get(id);
+  }
+
+  @VisibleForTesting
+  int knownJobCount() {
+    lock.lock();
+    try {
+      return jobs.size();
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Returns the live jobs of a worker. Called under the lock. */
+  List<TransferJob> liveJobs(EmbeddedWorkerHandle worker) {
+    return live.values().stream().filter(job -> job.registration.owner() == worker).toList();
+  }
+
+  /** Returns the newest snapshot of a job. Called without the lock. */
+  TransferJobState read(TransferJob job) {
+    lock.lock();
+    try {
+      if (job.isFinal()) {
+        job.isRead = true;
+        retireIfRead(job);
+      }
+      return job.snapshot();
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Lets a job that is over and read be forgotten, after a while. Called under the lock. */
+  private void retireIfRead(TransferJob job) {
+    if (job.isRead && job.isOver() && job.hasCopyEnded() && !job.isRetired) {
+      job.isRetired = true;
+      retiredJobs.addLast(job);
+      if (retiredJobs.size() > MAX_RETIRED_JOBS) {
+        jobs.remove(retiredJobs.removeFirst().id);
+      }
     }
   }
 
@@ -386,6 +446,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   /** Forgets a job that can no longer change. Called under the lock. */
   void dropIfOver(TransferJob job) {
+    retireIfRead(job);
     if (job.isOver() && job.hasCopyEnded() && live.remove(job.id) != null) {
       if (live.isEmpty()) {
         hasDeadline = false;
@@ -400,8 +461,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   }
 
   /**
-   * Takes one more slab from the copy engine for objects of a size, if the pool still wants it. Called
-   * without the lock.
+   * Takes one more slab from the copy engine for objects of a size, if the pool still wants it.
+   * Called without the lock.
    */
   void grow() {
     HostSlab slab;
@@ -439,18 +500,26 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
   }
 
+  /** Called under the lock. */
   void forget(EmbeddedSchedulerHandle handle) {
     schedulers.remove(handle);
   }
 
+  /** Called under the lock. */
   void forget(EmbeddedWorkerHandle handle) {
     workers.remove(handle);
+    for (TransferJob job : List.copyOf(jobs.values())) {
+      if (job.registration.owner() == handle) {
+        job.isRead = true;
+        retireIfRead(job);
+      }
+    }
   }
 
   /**
    * Brings jobs up to date until a condition holds or the time is up. The time is judged by the
-   * runtime's clock and by the wall, whichever is earlier, so that a clock that stands still can't hang
-   * a caller.
+   * runtime's clock and by the wall, whichever is earlier, so that a clock that stands still can't
+   * hang a caller.
    *
    * @param job the one job that matters, null when all do
    */
@@ -528,7 +597,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   /**
    * One round, then back into the executor's queue, so that a single thread can also run the copies
-   * that are waited for. An executor that runs tasks in the caller would recurse: it gets one round.
+   * that are waited for. An executor that runs tasks in the caller would recurse: it gets one
+   * round.
    */
   private void followOnce(Executor executor) {
     if (follower == Thread.currentThread()) {

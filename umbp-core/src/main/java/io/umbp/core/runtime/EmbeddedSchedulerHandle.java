@@ -18,7 +18,9 @@ import java.util.ArrayList;
 import java.util.List;
 import org.jspecify.annotations.Nullable;
 
-/** The scheduler's view of an {@link EmbeddedRuntime}. Thread-safe; guarded by the runtime's lock. */
+/**
+ * The scheduler's view of an {@link EmbeddedRuntime}. Thread-safe; guarded by the runtime's lock.
+ */
 final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
   private final EmbeddedRuntime runtime;
   private final UMBPNamespace namespace;
@@ -26,8 +28,7 @@ final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
   private final ArrayDeque<BlockKey> evictedKeys = new ArrayDeque<>();
   private boolean isClosed;
 
-  EmbeddedSchedulerHandle(
-      EmbeddedRuntime runtime, UMBPNamespace namespace, RankTopology topology) {
+  EmbeddedSchedulerHandle(EmbeddedRuntime runtime, UMBPNamespace namespace, RankTopology topology) {
     this.runtime = runtime;
     this.namespace = namespace;
     this.codec = new BlockIdentityCodec(namespace, topology);

@@ -28,7 +28,6 @@ import io.umbp.core.layout.KVLayoutPlanner.LayerPlacement;
 import io.umbp.core.pool.KeySpace;
 import io.umbp.core.pool.PooledObject;
 import java.time.Duration;
-import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
@@ -38,16 +37,11 @@ import org.jspecify.annotations.Nullable;
 
 /** One rank's door to an {@link EmbeddedRuntime}. Thread-safe; guarded by the runtime's lock. */
 final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
-  /** Jobs that are over and read stay known this long, for callers with an older snapshot. */
-  private static final int MAX_READ_JOBS = 256;
-
   private final EmbeddedRuntime runtime;
   private final UMBPNamespace namespace;
   private final RankNamespace rank;
   private final KVLayoutDescriptor layout;
   private final @Nullable KeySpace[] spaces;
-  private final Map<Long, TransferJob> jobs = new HashMap<>();
-  private final ArrayDeque<Long> readJobs = new ArrayDeque<>();
   private @Nullable Registration registration;
   private boolean isRegistering;
   private boolean isClosed;
@@ -87,22 +81,24 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       runtime.lock.unlock();
     }
     Registration registered = null;
+    boolean isTooLate;
     try {
       registered = registerAll(kvCaches);
     } finally {
       runtime.lock.lock();
       try {
         isRegistering = false;
-        if (!isClosed) {
+        isTooLate = isClosed;
+        if (!isTooLate) {
           registration = registered;
         }
       } finally {
         runtime.lock.unlock();
       }
     }
-    if (registration != registered) {
+    if (isTooLate) {
       runtime.unregister(registered);
-      throw UMBPException.closed("worker handle");
+      throw UMBPException.closed("worker handle of rank " + rank);
     }
   }
 
@@ -116,7 +112,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
         registered.add(tensor);
         placements.put(layer.getKey(), LayerPlacement.of(base, tensor));
       }
-      return new Registration(KVLayoutPlanner.place(layout, placements), registered);
+      return new Registration(this, KVLayoutPlanner.place(layout, placements), registered);
     } catch (Throwable e) {
       registered.forEach(runtime.engine::unregister);
       throw e;
@@ -192,8 +188,11 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       }
     }
     runtime.advance(job);
-    runtime.follow();
-    return read(job);
+    TransferJobState first = runtime.read(job);
+    if (!first.isFinal()) {
+      runtime.follow();
+    }
+    return first;
   }
 
   private static BlockTransferBatch toBatch(
@@ -207,7 +206,8 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       return batch;
     }
     if (plans.isEmpty()) {
-      throw UMBPException.invalid("a list without plans names no rank; pass an empty batch instead");
+      throw UMBPException.invalid(
+          "a list without plans names no rank; pass an empty batch instead");
     }
     BlockKey first = plans.get(0).key();
     String requestId = plans.get(0).requestId();
@@ -279,7 +279,6 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
               runtime.pool,
               runtime.clock.getAsLong() + runtime.timeoutNanos);
       current.activeJobs++;
-      jobs.put(job.id, job);
       runtime.enter(job);
       return job;
     } finally {
@@ -305,8 +304,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
   private static void checkRanges(List<BlockTransferPlan> plans, KVLayoutPlanner planner) {
     for (BlockTransferPlan plan : plans) {
       if (!plan.ranges().isEmpty()
-          && !plan.ranges()
-              .equals(planner.rangesForBlock(plan.blockId(), plan.key().groupId()))) {
+          && !plan.ranges().equals(planner.rangesForBlock(plan.blockId(), plan.key().groupId()))) {
         throw UMBPException.invalid(
             "the ranges of block %d for key %s are not those of the registered layout",
             plan.blockId(), plan.key());
@@ -393,14 +391,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       long objectBytes = job.registration.planner().objectBytes(keys.groupId(key));
       object =
           runtime.pool.reserve(
-              space,
-              keys.hashes(),
-              key,
-              objectBytes,
-              job.lease,
-              key,
-              job.id,
-              job.deadlineNanos);
+              space, keys.hashes(), key, objectBytes, job.lease, key, job.id, job.deadlineNanos);
       if (object == null) {
         return runtime.pool.needsSlab(objectBytes) ? Reserved.NEEDS_SLAB : Reserved.BUSY;
       }
@@ -510,7 +501,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       return state;
     }
     runtime.advance(job);
-    return read(job);
+    return runtime.read(job);
   }
 
   @Override
@@ -520,7 +511,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       return state;
     }
     runtime.advanceUntil(() -> isFinalOrOverdue(job), timeout.toNanos(), job);
-    return read(job);
+    return runtime.read(job);
   }
 
   private boolean isFinalOrOverdue(TransferJob job) {
@@ -561,7 +552,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     }
     cancel(job, KeyOutcome.CANCELLED, KeyReason.NONE);
     runtime.advance(job);
-    return read(job);
+    return runtime.read(job);
   }
 
   private void cancel(TransferJob job, KeyOutcome outcome, KeyReason reason) {
@@ -602,32 +593,17 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     TransferJob job;
     runtime.lock.lock();
     try {
-      job = jobs.get(state.jobId());
+      job = runtime.job(state.jobId());
     } finally {
       runtime.lock.unlock();
+    }
+    if (job != null && job.registration.owner() != this) {
+      job = null;
     }
     if (job == null && !state.isFinal()) {
-      throw UMBPException.invalid(
-          "%s is a job of another handle, or over for long", state);
+      throw UMBPException.invalid("%s is a job of another handle, or over for long", state);
     }
     return job;
-  }
-
-  /** Returns the newest snapshot; a job that is over is forgotten some time after it was read. */
-  private TransferJobState read(TransferJob job) {
-    runtime.lock.lock();
-    try {
-      if (job.isOver() && job.hasCopyEnded() && !job.isRead) {
-        job.isRead = true;
-        readJobs.addLast(job.id);
-        if (readJobs.size() > MAX_READ_JOBS) {
-          jobs.remove(readJobs.removeFirst());
-        }
-      }
-      return job.snapshot();
-    } finally {
-      runtime.lock.unlock();
-    }
   }
 
   private void checkOpen() {
@@ -643,7 +619,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     runtime.lock.lock();
     try {
       isClosed = true;
-      open = List.copyOf(jobs.values());
+      open = runtime.liveJobs(this);
     } finally {
       runtime.lock.unlock();
     }
@@ -677,7 +653,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       }
       int unfinished = 0;
       long bytes = 0;
-      for (TransferJob job : jobs.values()) {
+      for (TransferJob job : runtime.liveJobs(this)) {
         if (!job.hasCopyEnded()) {
           unfinished++;
           bytes += job.pinnedBytes();

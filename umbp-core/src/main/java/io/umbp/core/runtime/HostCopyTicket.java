@@ -199,10 +199,10 @@ final class HostCopyTicket implements CopyTicket {
   }
 
   /**
-   * Lets HotSpot throw the InternalError of a mapped page that could not be read or written (file cut
-   * short, disk full). Java 17 does not throw it where it happens but when compiled code next calls
-   * into the virtual machine, which may be far from here; the creation of an array of arrays of
-   * unknown length is such a call in the interpreter and in both compilers.
+   * Lets HotSpot throw the InternalError of a mapped page that could not be read or written (file
+   * cut short, disk full). Java 17 does not throw it where it happens but when compiled code next
+   * calls into the virtual machine, which may be far from here; the creation of an array of arrays
+   * of unknown length is such a call in the interpreter and in both compilers.
    */
   private static void awaitMemoryFault() {
     sink = new byte[zero][zero];

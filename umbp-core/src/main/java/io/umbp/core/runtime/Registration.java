@@ -10,6 +10,7 @@ import java.util.List;
 final class Registration {
   private static final int MAX_SPARE_ROWS = 16;
 
+  private final EmbeddedWorkerHandle owner;
   private final KVLayoutPlanner planner;
   private final List<KVCacheTensor> tensors;
   private final int deviceOrdinal;
@@ -25,10 +26,15 @@ final class Registration {
 
   private final ArrayDeque<CopyBatch> spareRows = new ArrayDeque<>();
 
-  Registration(KVLayoutPlanner planner, List<KVCacheTensor> tensors) {
+  Registration(EmbeddedWorkerHandle owner, KVLayoutPlanner planner, List<KVCacheTensor> tensors) {
+    this.owner = owner;
     this.planner = planner;
     this.tensors = tensors;
     this.deviceOrdinal = tensors.get(0).deviceOrdinal();
+  }
+
+  EmbeddedWorkerHandle owner() {
+    return owner;
   }
 
   KVLayoutPlanner planner() {

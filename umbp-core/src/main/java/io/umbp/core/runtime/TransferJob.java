@@ -16,10 +16,10 @@ import org.jspecify.annotations.Nullable;
 /**
  * One load or store from admission to its last outcome. Guarded by the runtime's lock.
  *
- * <p>A key of a store is in one of three situations while it is pending: it <em>writes</em> (the lease
- * pins its object and the copy runs), it has <em>joined</em> another writer of the same key (it holds
- * the object and waits), or it waits for nothing and is about to get its outcome. A completed key
- * keeps its hold on the unpublished object until it is published or dropped.
+ * <p>A key of a store is in one of three situations while it is pending: it <em>writes</em> (the
+ * lease pins its object and the copy runs), it has <em>joined</em> another writer of the same key
+ * (it holds the object and waits), or it waits for nothing and is about to get its outcome. A
+ * completed key keeps its hold on the unpublished object until it is published or dropped.
  */
 final class TransferJob {
   final long id;
@@ -43,8 +43,11 @@ final class TransferJob {
   private boolean isDeadlineJudged;
   private @Nullable TransferJobState snapshot;
 
-  /** Set when the outcome of an over job has been handed out. */
+  /** Set when a final snapshot has been handed out, or nobody will ask for one. */
   boolean isRead;
+
+  /** Set when the job is on its way out of the table of jobs. */
+  boolean isRetired;
 
   /** The rows being copied; null before the copy starts and after it has ended. */
   @Nullable CopyBatch rows;

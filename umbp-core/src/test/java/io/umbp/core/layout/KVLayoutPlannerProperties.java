@@ -2,7 +2,6 @@ package io.umbp.core.layout;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
-import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.umbp.api.BlockHash;
 import io.umbp.api.BlockHashes;
@@ -83,7 +82,7 @@ class KVLayoutPlannerProperties {
       String name = "layer" + i;
       int group = GROUPS[random.nextInt(GROUPS.length)];
       int blocks = 1 + random.nextInt(8);
-      long unit = 1 + random.nextInt(24);
+      long unit = 1L + random.nextInt(24);
       long padding = random.nextInt(3);
       long physical;
       KVRegion region;
@@ -107,16 +106,14 @@ class KVLayoutPlannerProperties {
           int heads = 1 + random.nextInt(4);
           List<PageSegment> segments = new ArrayList<>();
           for (int head = 0; head < heads; head++) {
-            segments.add(new PageSegment(head * blocks * physical, unit));
+            segments.add(new PageSegment(physical * blocks * head, unit));
           }
           Collections.shuffle(segments, random);
-          region =
-              new KVRegion(name, group, physical, unit * heads, objectOffset, 16, segments);
+          region = new KVRegion(name, group, physical, unit * heads, objectOffset, 16, segments);
         }
       }
-      long size = (long) blocks * physical * Math.max(1, region.pageSegments().size());
-      tensors.put(
-          name, KVCacheTensor.device(address, size, 0).blocks(blocks, physical).build());
+      long size = physical * blocks * Math.max(1, region.pageSegments().size());
+      tensors.put(name, KVCacheTensor.device(address, size, 0).blocks(blocks, physical).build());
       regions.add(region);
       objectOffset += region.blockBytes();
       address += size + random.nextInt(2);
@@ -137,8 +134,7 @@ class KVLayoutPlannerProperties {
         for (KVRange range : planner.rangesForBlock(block, group)) {
           assertEquals(at, range.objectOffset());
           at += range.length();
-          KVRegion region =
-              cache.regions().get(planner.markOf(range.layerName()));
+          KVRegion region = cache.regions().get(planner.markOf(range.layerName()));
           for (long i = 0; i < range.length(); i++) {
             long pageByte = pageBytes.merge(range.layerName(), 1L, Long::sum) - 1;
             assertEquals(cache.addressOf(region, block, pageByte), range.address() + i);
@@ -194,8 +190,7 @@ class KVLayoutPlannerProperties {
       if (objects[i] != 0) {
         List<String> rows = new ArrayList<>();
         for (KVRange range : planner.rangesForBlock(blocks[i], groups[i])) {
-          String row =
-              row(range.address(), objects[i] + range.objectOffset(), range.length(), i);
+          String row = row(range.address(), objects[i] + range.objectOffset(), range.length(), i);
           rows.add(row);
           layerMajor.get(planner.markOf(range.layerName())).add(row);
         }
@@ -218,7 +213,7 @@ class KVLayoutPlannerProperties {
       assertEquals(layerMajor.get(mark), rows(out, from, out.markEnd()[mark]));
       from = out.markEnd()[mark];
     }
-    assertTrue(out.count() == from);
+    assertEquals(out.count(), from);
   }
 
   private static BlockTransferBatch batch(int[] groups, int[] blocks) {
@@ -243,8 +238,7 @@ class KVLayoutPlannerProperties {
 
   private static List<String> rows(CopyBatch batch, int from, int to) {
     return IntStream.range(from, to)
-        .mapToObj(
-            i -> row(batch.device()[i], batch.host()[i], batch.length()[i], batch.key()[i]))
+        .mapToObj(i -> row(batch.device()[i], batch.host()[i], batch.length()[i], batch.key()[i]))
         .toList();
   }
 }

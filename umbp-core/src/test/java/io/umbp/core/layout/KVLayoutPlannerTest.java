@@ -96,8 +96,7 @@ class KVLayoutPlannerTest {
         Arrays.stream(planner.groupIds()).mapToLong(planner::objectBytes).sum());
     if (!group.isNull()) {
       assertEquals(
-          planner.objectBytes(group.intValue()),
-          ranges.stream().mapToLong(KVRange::length).sum());
+          planner.objectBytes(group.intValue()), ranges.stream().mapToLong(KVRange::length).sum());
     }
   }
 
@@ -452,8 +451,7 @@ class KVLayoutPlannerTest {
         "a FullAttentionSpec group has no layers",
         () -> new Group(spec, List.of(), Transfer.ENABLED));
     assertMessage("a KV tensor has no layers", () -> new Tensor(List.of(), 512));
-    assertMessage(
-        "layer 'a': block stride -1 must be > 0", () -> new Tensor(List.of("a"), -1));
+    assertMessage("layer 'a': block stride -1 must be > 0", () -> new Tensor(List.of("a"), -1));
   }
 
   private static void assertMessage(String message, Runnable call) {

@@ -28,18 +28,15 @@ class LayoutChecksTest {
 
   private void device(String layer, long offset, long sizeBytes, int blocks, long stride) {
     tensors.put(
-        layer,
-        KVCacheTensor.device(BASE + offset, sizeBytes, 0).blocks(blocks, stride).build());
+        layer, KVCacheTensor.device(BASE + offset, sizeBytes, 0).blocks(blocks, stride).build());
   }
 
   private void host(String layer, long offset, int blocks, long stride, ByteBuffer... slabs) {
-    tensors.put(
-        layer, KVCacheTensor.host(offset, List.of(slabs)).blocks(blocks, stride).build());
+    tensors.put(layer, KVCacheTensor.host(offset, List.of(slabs)).blocks(blocks, stride).build());
   }
 
   private void check() {
-    KVLayoutPlanner.checkTensors(
-        new KVLayoutDescriptor(regions, RankTopology.single()), tensors);
+    KVLayoutPlanner.checkTensors(new KVLayoutDescriptor(regions, RankTopology.single()), tensors);
   }
 
   private void assertRefused(String message) {

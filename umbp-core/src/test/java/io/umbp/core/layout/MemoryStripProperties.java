@@ -29,8 +29,9 @@ class MemoryStripProperties {
             Arbitraries.of(5, 8, 12, 16),
             Arbitraries.integers().between(1, 9),
             Arbitraries.integers().between(1, 10))
-        .as((layer, space, start, stride, count, length) ->
-            new MemoryStrip(layer, space, start, stride, count, Math.min(length, stride + 1)));
+        .as(
+            (layer, space, start, stride, count, length) ->
+                new MemoryStrip(layer, space, start, stride, count, Math.min(length, stride + 1)));
   }
 
   private static List<Long> bytes(MemoryStrip strip) {

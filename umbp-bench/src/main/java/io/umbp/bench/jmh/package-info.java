@@ -1,0 +1,5 @@
+/** JMH benchmarks of the hot paths. */
+@NullMarked
+package io.umbp.bench.jmh;
+
+import org.jspecify.annotations.NullMarked;

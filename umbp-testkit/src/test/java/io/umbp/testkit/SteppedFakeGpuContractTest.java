@@ -1,0 +1,9 @@
+package io.umbp.testkit;
+
+class SteppedFakeGpuContractTest extends KVCopyEngineContract {
+  @Override
+  protected Fixture open() {
+    FakeGpu gpu = FakeGpu.stepped(2);
+    return new FakeGpuFixture(gpu, new SteppingEngine(gpu));
+  }
+}
