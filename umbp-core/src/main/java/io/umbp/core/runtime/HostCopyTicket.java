@@ -26,6 +26,7 @@ final class HostCopyTicket implements CopyTicket {
   /** Volatile, so that no compiler sees through {@link #awaitMemoryFault()}. */
   private static volatile int zero;
 
+  @SuppressWarnings("unused")
   private static volatile byte[][] sink = {};
 
   /** The slabs that the rows use. */
