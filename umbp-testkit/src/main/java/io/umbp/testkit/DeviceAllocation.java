@@ -16,9 +16,11 @@ final class DeviceAllocation implements AddressSpace.Region {
   private static final int CHUNK_BITS = 18;
   private static final int CHUNK_BYTES = 1 << CHUNK_BITS;
   private static final byte[] UNTOUCHED = new byte[CHUNK_BYTES];
+  private static final byte[] GONE = new byte[CHUNK_BYTES];
 
   static {
     Arrays.fill(UNTOUCHED, FakeGpu.FRESH_POISON);
+    Arrays.fill(GONE, FakeGpu.FREED_POISON);
   }
 
   private final long base;
@@ -136,7 +138,10 @@ final class DeviceAllocation implements AddressSpace.Region {
 
   private byte[] readable(long offset) {
     byte[] chunk = chunks.get((int) (offset >>> CHUNK_BITS));
-    return chunk == null ? UNTOUCHED : chunk;
+    if (chunk != null) {
+      return chunk;
+    }
+    return freed ? GONE : UNTOUCHED;
   }
 
   private byte[] writable(long offset) {

@@ -135,8 +135,12 @@ final class FakeCopy implements FakeStream.Task, CopyTicket.SupportsStreamWait {
 
   private void finish() {
     engine.ended(this);
-    over.countDown();
     openMarks();
+  }
+
+  /** Called by the engine at the end of a copy, under its lock. */
+  void becomeFinal() {
+    over.countDown();
   }
 
   private void copyRows(int from, int end) {
@@ -244,7 +248,7 @@ final class FakeCopy implements FakeStream.Task, CopyTicket.SupportsStreamWait {
   @Override
   public boolean await(Duration timeout) {
     try {
-      return over.await(timeout.toNanos(), TimeUnit.NANOSECONDS);
+      return over.await(TimeUnit.NANOSECONDS.convert(timeout), TimeUnit.NANOSECONDS);
     } catch (InterruptedException e) {
       Thread.currentThread().interrupt();
       return poll();

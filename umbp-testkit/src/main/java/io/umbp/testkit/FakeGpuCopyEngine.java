@@ -23,6 +23,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.LongAdder;
 import java.util.concurrent.locks.Condition;
 import java.util.concurrent.locks.ReentrantLock;
@@ -409,7 +410,10 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
    */
   @Override
   public CloseResult close(Duration bound) {
-    long left = bound.toNanos();
+    if (bound.isNegative()) {
+      throw UMBPException.invalid("bound %s must be >= 0", bound);
+    }
+    long left = TimeUnit.NANOSECONDS.convert(bound);
     lock.lock();
     try {
       if (closeResult != null) {
@@ -669,16 +673,19 @@ public final class FakeGpuCopyEngine implements KVCopyEngine {
     bytes.add(byteCount);
   }
 
-  /** Takes note that no row of a copy is touched any more. */
+  /**
+   * Makes a copy final, whose rows are no longer touched; before a close that waits for it returns.
+   */
   void ended(FakeCopy copy) {
     lock.lock();
     try {
       batches.increment();
-      running.remove(copy);
       for (Slab slab : copy.slabs()) {
         slab.users--;
         freeIfUnused(slab);
       }
+      copy.becomeFinal();
+      running.remove(copy);
       if (running.isEmpty()) {
         ended.signalAll();
       }

@@ -111,14 +111,12 @@ final class LayoutChecks {
     for (KVRegion.PageSegment run : runs(region, tensor.blockStride())) {
       if (run.offset() > room - run.length()) {
         throw UMBPException.invalid(
-            "layer '%s': tensor of %d bytes ends before the last of its %d blocks of stride %d,"
-                + " which needs %d bytes at offset %d of the block",
+            "layer '%s': tensor has %d bytes, but its %d blocks of stride %d need %d",
             region.layerName(),
             tensor.sizeBytes(),
             tensor.blockCount(),
             tensor.blockStride(),
-            run.length(),
-            run.offset());
+            lastBlock + run.offset() + run.length());
       }
     }
   }

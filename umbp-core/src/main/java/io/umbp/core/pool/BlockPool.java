@@ -9,7 +9,9 @@ import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.spi.HostSlab;
 import io.umbp.core.pool.PooledObject.State;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
 import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
 
@@ -24,6 +26,9 @@ public final class BlockPool {
   private final BlockIndex index = new BlockIndex();
   private final LruList recency = new LruList();
   private final Consumer<BlockKey> evictions;
+
+  /** Doomed objects that copies still use. */
+  private final Set<PooledObject> lingering = new HashSet<>();
   private final long slabBytes;
   private long publishedCount;
   private long unpublishedCount;
@@ -260,6 +265,7 @@ public final class BlockPool {
     object.copies--;
     pinCount--;
     if (object.state == State.DOOMED && object.copies == 0) {
+      lingering.remove(object);
       slabs.free(object.slab, object.slot);
     }
   }
@@ -331,10 +337,13 @@ public final class BlockPool {
     } else {
       unpublishedCount--;
     }
+    object.wasFilling = object.state == State.FILLING;
     object.state = State.DOOMED;
     object.doomReason = reason;
     if (object.copies == 0) {
       slabs.free(object.slab, object.slot);
+    } else {
+      lingering.add(object);
     }
   }
 
@@ -345,19 +354,25 @@ public final class BlockPool {
    * @return what was freed and what copies still hold
    */
   public ClearResult clear(UMBPNamespace namespace) {
-    long[] counts = new long[3];
+    long before = slabs.freedCount();
     index.forEach(
         object -> {
           if (object.space.namespace().equals(namespace)) {
-            if (object.copies == 0) {
-              counts[0]++;
-            } else {
-              counts[object.state == State.FILLING ? 2 : 1]++;
-            }
             doom(object, KeyReason.CLEARED);
           }
         });
-    return new ClearResult(counts[0], counts[1], counts[2]);
+    long loading = 0;
+    long storing = 0;
+    for (PooledObject object : lingering) {
+      if (object.space.namespace().equals(namespace)) {
+        if (object.wasFilling) {
+          storing++;
+        } else {
+          loading++;
+        }
+      }
+    }
+    return new ClearResult(slabs.freedCount() - before, loading, storing);
   }
 
   /**

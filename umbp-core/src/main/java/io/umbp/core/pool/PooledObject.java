@@ -42,6 +42,9 @@ public final class PooledObject {
   State state = State.FILLING;
   KeyReason doomReason = KeyReason.NONE;
 
+  /** Whether a store was writing the object when it was doomed. */
+  boolean wasFilling;
+
   /** Copies that read or write the slot now. */
   int copies;
 

@@ -27,6 +27,7 @@ final class SlabPool {
   private final ArrayDeque<Slab> emptySlabs = new ArrayDeque<>();
   private long usedBytes;
   private long assignedBytes;
+  private long freedCount;
 
   /** All objects of one size. */
   static final class SizeClass {
@@ -103,6 +104,11 @@ final class SlabPool {
     return added;
   }
 
+  /** Returns how many slots have been given back since the start. */
+  long freedCount() {
+    return freedCount;
+  }
+
   long usedBytes() {
     return usedBytes;
   }
@@ -159,6 +165,7 @@ final class SlabPool {
     SizeClass sizeClass = slab.assigned();
     slab.objects[slot] = null;
     slab.liveCount--;
+    freedCount++;
     usedBytes -= sizeClass.objectBytes;
     if (slab.liveCount == 0) {
       if (slab.placeInClass >= 0) {

@@ -652,7 +652,6 @@ public final class EmbeddedRuntime implements UMBPRuntime {
       worker.beginClose();
     }
     advanceUntil(() -> runningJobs() == 0, boundNanos, null);
-    int unfinished = runningJobs();
     for (EmbeddedWorkerHandle worker : openWorkers) {
       worker.close(Duration.ZERO);
     }
@@ -666,7 +665,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     memory.forEach(engine::releaseSlab);
     long left = Math.max(0, boundNanos - (clock.getAsLong() - start));
     CloseResult engineResult = engine.close(Duration.ofNanos(left));
-    CloseResult result = new CloseResult(unfinished, engineResult.handedOverBytes());
+    sweep();
+    CloseResult result = new CloseResult(runningJobs(), engineResult.handedOverBytes());
     if (!result.isClean()) {
       log.warn(
           "closed after {} ms with {} jobs still running; {} bytes are left to the copy engine",

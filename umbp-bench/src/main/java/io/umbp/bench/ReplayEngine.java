@@ -1,0 +1,366 @@
+package io.umbp.bench;
+
+import io.umbp.api.BlockHashes;
+import io.umbp.api.CloseResult;
+import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.LoadSpec;
+import io.umbp.api.RankTopology;
+import io.umbp.api.UMBPConnectorMetadata;
+import io.umbp.api.UMBPConnectorWorkerMetadata;
+import io.umbp.api.UMBPNamespace;
+import io.umbp.api.UMBPSchedulerHandle;
+import io.umbp.api.spi.KVCopyEngine;
+import io.umbp.core.connector.LoadResult;
+import io.umbp.core.connector.LoadResult.FailedBlock;
+import io.umbp.core.connector.SchedulerConnector;
+import io.umbp.core.connector.WorkerConnector;
+import io.umbp.core.identity.BlockIdentityCodec;
+import io.umbp.core.pool.PoolStats;
+import io.umbp.core.runtime.EmbeddedRuntime;
+import io.umbp.testkit.FakeGpu;
+import io.umbp.testkit.FakeGpuCopyEngine;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.OptionalInt;
+import java.util.concurrent.locks.LockSupport;
+import java.util.function.UnaryOperator;
+
+/**
+ * A small inference engine that serves the requests of a trace through the connectors, with KV that
+ * can be checked. Single-threaded: each turn of its loop is one engine step for all requests in
+ * flight; the GPUs run on threads of their own.
+ *
+ * <p>A request looks its prefix up, loads the leading run into GPU blocks, has every loaded byte
+ * checked, computes the rest, stores what it computed, touches its prefix and frees its blocks.
+ * There is no prefix cache on the GPU.
+ */
+final class ReplayEngine implements AutoCloseable {
+  private static final Duration CLOSE_BOUND = Duration.ofSeconds(10);
+  private static final long DEFAULT_SLAB_BYTES = 64L << 20;
+  private static final long GPU_BYTES = 256L << 20;
+  private static final int SPINS = 200;
+  private static final long PARK_NANOS = 20_000;
+
+  private final Trace trace;
+  private final ReplaySettings settings;
+  private final ReplayProgress progress;
+  private final ReplayReport report = new ReplayReport();
+  private final FakeGpu gpu;
+  private final EmbeddedRuntime runtime;
+  private final SchedulerConnector scheduler;
+  private final List<GpuRank> ranks = new ArrayList<>();
+  private final int[] freeBlocks;
+  private int freeCount;
+  private int nextRequest;
+  private int idleTurns;
+  private final Map<String, Session> sessions = new HashMap<>();
+  private final List<Session> computed = new ArrayList<>();
+  private final Map<Long, List<Session>> storing = new HashMap<>();
+
+  /** One request in flight. */
+  private static final class Session {
+    final String id;
+    final Trace.Request request;
+    final int[] blockIds;
+    final long[] hashes;
+    int loadedBlocks;
+    long loadStart;
+
+    Session(String id, Trace.Request request, int[] blockIds, long[] hashes) {
+      this.id = id;
+      this.request = request;
+      this.blockIds = blockIds;
+      this.hashes = hashes;
+    }
+  }
+
+  /**
+   * Sets up GPUs, pool and connectors.
+   *
+   * @param trace what to serve
+   * @param settings how
+   * @param progress told of each request that is over; borrowed
+   * @param copyEngine what stands between the pool and the GPUs' copy engine
+   */
+  ReplayEngine(
+      Trace trace,
+      ReplaySettings settings,
+      ReplayProgress progress,
+      UnaryOperator<KVCopyEngine> copyEngine) {
+    this.trace = trace;
+    this.settings = settings;
+    this.progress = progress;
+    int blocks = gpuBlocks();
+    freeBlocks = new int[blocks];
+    for (int i = 0; i < blocks; i++) {
+      freeBlocks[i] = blocks - 1 - i;
+    }
+    freeCount = blocks;
+    gpu = FakeGpu.asynchronous(settings.ranks());
+    FakeGpuCopyEngine copies = gpu.copyEngine();
+    copies.failRows(settings.failRate(), settings.seed());
+    long slabBytes = Math.max(settings.objectBytes(), DEFAULT_SLAB_BYTES);
+    runtime =
+        EmbeddedRuntime.builder()
+            .capacityBytes(settings.poolBytes())
+            .slabBytes(Math.min(slabBytes, settings.poolBytes()))
+            .copyEngine(copyEngine.apply(copies))
+            .build();
+    UMBPNamespace namespace = new UMBPNamespace("replay");
+    for (int rank = 0; rank < settings.ranks(); rank++) {
+      RankTopology topology = RankTopology.tensorParallel(rank, settings.ranks());
+      KVLayoutDescriptor layout = GpuRank.layout(settings, topology);
+      ranks.add(new GpuRank(gpu, runtime, namespace, layout, blocks));
+    }
+    RankTopology topology = RankTopology.tensorParallel(0, settings.ranks());
+    KVLayoutDescriptor layout = GpuRank.layout(settings, topology);
+    UMBPSchedulerHandle handle = runtime.createSchedulerHandle(namespace, topology, layout);
+    scheduler =
+        new SchedulerConnector(
+            handle, new BlockIdentityCodec(namespace, topology), layout, Trace.BLOCK_TOKENS);
+  }
+
+  /** As many blocks as the requests in flight may need, or what fits; never less than one needs. */
+  private int gpuBlocks() {
+    long longest = Math.max(1, trace.longestRequest());
+    long blockBytes = settings.objectBytes() * settings.ranks();
+    long wanted = longest * Math.min(settings.concurrency(), trace.requests().size());
+    long blocks = Math.max(longest, Math.min(wanted, GPU_BYTES / blockBytes));
+    long limit = Runtime.getRuntime().maxMemory();
+    if (blocks > limit / 2 / blockBytes) {
+      throw new BadInputException(
+          "the longest request has %d blocks of %d bytes on %d ranks, too many for a JVM of %d"
+              + " bytes; lower --layer-bytes, --layers or --tp, or raise -Xmx",
+          longest, settings.objectBytes(), settings.ranks(), limit);
+    }
+    return (int) blocks;
+  }
+
+  /** Serves all requests. */
+  ReplayReport run() {
+    long start = System.nanoTime();
+    while (nextRequest < trace.requests().size() || !sessions.isEmpty()) {
+      boolean hasMoved = admit();
+      hasMoved |= startStep();
+      hasMoved |= poll();
+      if (hasMoved) {
+        idleTurns = 0;
+      } else {
+        idle();
+      }
+    }
+    report.elapsedNanos = System.nanoTime() - start;
+    check();
+    return report;
+  }
+
+  private boolean admit() {
+    boolean hasMoved = false;
+    while (nextRequest < trace.requests().size() && sessions.size() < settings.concurrency()) {
+      Trace.Request request = trace.requests().get(nextRequest);
+      if (request.fullBlocks() > freeCount) {
+        break;
+      }
+      admit(request);
+      hasMoved = true;
+    }
+    return hasMoved;
+  }
+
+  private void admit(Trace.Request request) {
+    String id = Integer.toString(nextRequest++);
+    BlockHashes hashes = trace.hashes(request);
+    report.inputTokens += request.inputTokens();
+    report.lookupBlocks += request.usableBlocks();
+    long before = System.nanoTime();
+    LoadSpec spec = scheduler.lookup(id, request.inputTokens(), hashes, 0);
+    report.lookupNanos.recordValue(System.nanoTime() - before);
+    Session session =
+        new Session(id, request, takeBlocks(request.fullBlocks()), trace.shortHashes(request));
+    sessions.put(id, session);
+    scheduler.admit(id, spec.tokensToLoad(), session.blockIds);
+    session.loadedBlocks = spec.tokensToLoad() / Trace.BLOCK_TOKENS;
+    if (session.loadedBlocks > 0) {
+      for (GpuRank rank : ranks) {
+        rank.spoil(session.blockIds, session.loadedBlocks);
+      }
+      session.loadStart = System.nanoTime();
+    } else {
+      compute(session, 0);
+    }
+  }
+
+  private int[] takeBlocks(int count) {
+    int[] taken = new int[count];
+    for (int i = 0; i < count; i++) {
+      taken[i] = freeBlocks[--freeCount];
+    }
+    return taken;
+  }
+
+  private void compute(Session session, int firstBlock) {
+    if (firstBlock < session.blockIds.length) {
+      for (GpuRank rank : ranks) {
+        rank.prefill(session.blockIds, session.hashes, firstBlock);
+      }
+    }
+    scheduler.planStores(session.id, session.request.inputTokens());
+    computed.add(session);
+  }
+
+  /** Starts what became due; requests that have nothing to store are over. */
+  private boolean startStep() {
+    UMBPConnectorMetadata step = scheduler.takeStep();
+    for (GpuRank rank : ranks) {
+      rank.connector().startLoads(step, rank.computed());
+      rank.connector().startStores(step, rank.computed());
+    }
+    boolean hasMoved = !computed.isEmpty() || !step.loads().isEmpty();
+    List<Session> stored = new ArrayList<>();
+    for (Session session : computed) {
+      if (step.stores().containsKey(session.id)) {
+        stored.add(session);
+      } else {
+        end(session);
+      }
+    }
+    computed.clear();
+    if (!stored.isEmpty()) {
+      storing.put(step.storeEvent(), stored);
+    }
+    return hasMoved;
+  }
+
+  private boolean poll() {
+    boolean hasMoved = false;
+    UMBPConnectorWorkerMetadata ended = new UMBPConnectorWorkerMetadata(Map.of());
+    for (GpuRank rank : ranks) {
+      WorkerConnector.Report progressed = rank.connector().poll();
+      for (LoadResult result : progressed.loads()) {
+        loadEnded(rank, result);
+        hasMoved = true;
+      }
+      if (!progressed.metadata().storeEvents().isEmpty()) {
+        progressed
+            .metadata()
+            .storeEvents()
+            .values()
+            .forEach(result -> report.failedKeys += result.failedObjects().size());
+        ended = ended.plus(progressed.metadata());
+        hasMoved = true;
+      }
+    }
+    for (Long event : scheduler.update(ended).keySet()) {
+      List<Session> stored = storing.remove(event);
+      if (stored != null) {
+        stored.forEach(this::end);
+      }
+    }
+    return hasMoved;
+  }
+
+  private void loadEnded(GpuRank rank, LoadResult result) {
+    Session session = sessions.get(result.requestId());
+    if (session == null) {
+      throw new IllegalStateException("a load ended for no request in flight: " + result);
+    }
+    int failed = result.failedBlocks().size();
+    report.failedKeys += failed;
+    report.loadedBytes += (session.loadedBlocks - failed) * settings.objectBytes();
+    if (settings.verification() == ReplaySettings.Verification.ALL) {
+      verify(rank, session, result.failedBlocks());
+    }
+    OptionalInt validTokens = scheduler.loadFinished(result);
+    if (validTokens.isPresent()) {
+      report.loadNanos.recordValue(System.nanoTime() - session.loadStart);
+      int validBlocks = validTokens.getAsInt() / Trace.BLOCK_TOKENS;
+      report.hitBlocks += validBlocks;
+      compute(session, validBlocks);
+    }
+  }
+
+  private void verify(GpuRank rank, Session session, List<FailedBlock> failed) {
+    int nextFailed = 0;
+    for (int i = 0; i < session.loadedBlocks; i++) {
+      int blockId = session.blockIds[i];
+      if (nextFailed < failed.size() && failed.get(nextFailed).blockId() == blockId) {
+        nextFailed++;
+      } else {
+        report.corruptBytes += rank.wrongBytes(blockId, session.hashes[i]);
+      }
+    }
+  }
+
+  private void end(Session session) {
+    scheduler.touch(session.id, session.request.inputTokens());
+    scheduler.finish(session.id);
+    for (int i = session.blockIds.length - 1; i >= 0; i--) {
+      freeBlocks[freeCount++] = session.blockIds[i];
+    }
+    sessions.remove(session.id);
+    report.requests++;
+    progress.reached((int) report.requests);
+  }
+
+  private void idle() {
+    idleTurns++;
+    if (idleTurns < SPINS) {
+      Thread.onSpinWait();
+    } else {
+      LockSupport.parkNanos(PARK_NANOS);
+    }
+  }
+
+  /** Reads the pool's counts and looks whether everything was given back. */
+  private void check() {
+    for (GpuRank rank : ranks) {
+      rank.synchronize();
+    }
+    PoolStats pool = runtime.stats();
+    report.storedObjects = pool.storedObjects();
+    report.storedBlocks = pool.storedObjects() / settings.ranks();
+    report.storedBytes = pool.storedObjects() * settings.objectBytes();
+    report.evictedObjects = pool.evictedObjects();
+    require(pool.leases() == 0, "%d leases are left", pool.leases());
+    require(pool.unpublishedObjects() == 0, "%d stores are in flight", pool.unpublishedObjects());
+    require(pool.doubleReleases() == 0, "%d leases were released twice", pool.doubleReleases());
+    require(
+        pool.usedBytes() + pool.freeBytes() == pool.capacityBytes()
+            && pool.usedBytes() == pool.publishedObjects() * settings.objectBytes(),
+        "%d bytes used by %d objects, %d free, capacity %d",
+        pool.usedBytes(),
+        pool.publishedObjects(),
+        pool.freeBytes(),
+        pool.capacityBytes());
+    int running = scheduler.requestCount() + scheduler.storeEventCount();
+    for (GpuRank rank : ranks) {
+      running += rank.connector().runningCount();
+    }
+    require(running == 0, "%d requests, loads or store events are not forgotten", running);
+    require(
+        freeCount == freeBlocks.length,
+        "%d of %d GPU blocks are free",
+        freeCount,
+        freeBlocks.length);
+    require(
+        gpu.useAfterFreeCount() == 0,
+        "freed GPU memory was used %d times",
+        gpu.useAfterFreeCount());
+  }
+
+  private void require(boolean holds, String format, Object... arguments) {
+    if (!holds) {
+      report.defects.add(String.format(format, arguments));
+    }
+  }
+
+  @Override
+  public void close() {
+    CloseResult result = runtime.close(CLOSE_BOUND);
+    require(result.isClean(), "the pool was not closed cleanly: %s", result);
+    gpu.close();
+  }
+}

@@ -1,0 +1,435 @@
+package io.umbp.core.connector;
+
+import io.umbp.api.BlockHash;
+import io.umbp.api.BlockHashes;
+import io.umbp.api.BlockKeys;
+import io.umbp.api.BlockLoadBatch;
+import io.umbp.api.BlockStoreBatch;
+import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.LoadSpec;
+import io.umbp.api.StoreEventResult;
+import io.umbp.api.StoreEventResult.StoredObject;
+import io.umbp.api.UMBPConnectorMetadata;
+import io.umbp.api.UMBPConnectorWorkerMetadata;
+import io.umbp.api.UMBPException;
+import io.umbp.api.UMBPSchedulerHandle;
+import io.umbp.core.connector.BlockRows.Groups;
+import io.umbp.core.connector.LoadResult.FailedBlock;
+import io.umbp.core.identity.BlockIdentityCodec;
+import io.umbp.core.request.RequestTracker;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.Iterator;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.OptionalInt;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * The scheduler's front door: decides for each request which blocks to load and which to store, and
+ * learns from the workers how that ended. Single-writer.
+ *
+ * <p>The way of a request: {@link #lookup}, then {@link #admit} with its blocks; {@link
+ * #planStores} as its tokens are computed; one {@link #takeStep} an engine step, whose result every
+ * worker gets; {@link #loadFinished} and {@link #update} with what the workers report; {@link
+ * #touch} when the request is done with its prefix, and {@link #finish}.
+ *
+ * <p>The engine keeps the blocks of a load until every rank has reported it, and those of a store
+ * until its event has ended, also when the request is finished before.
+ */
+public final class SchedulerConnector {
+  private final UMBPSchedulerHandle handle;
+  private final BlockIdentityCodec codec;
+  private final Groups groups;
+  private final int rankCount;
+  private final Map<String, Request> requests = new HashMap<>();
+  private final Map<String, Load> dueLoads = new LinkedHashMap<>();
+  private final Map<String, Request> dueStores = new LinkedHashMap<>();
+  private final Map<String, Load> orphans = new HashMap<>();
+  private final Map<Long, StoreEvent> events = new HashMap<>();
+  private long nextEvent;
+
+  /** What is known of a request from its first lookup to its end. */
+  private static final class Request {
+    final RequestTracker tracker = new RequestTracker();
+    final String id;
+    BlockHashes hashes;
+    @Nullable Load load;
+    int loadedFrom;
+    int loadedTo;
+    int storeTo;
+    int retryFrom = Integer.MAX_VALUE;
+
+    Request(String id, BlockHashes hashes) {
+      this.id = id;
+      this.hashes = hashes;
+    }
+  }
+
+  /** A load from admission until all ranks have reported it; an orphan when its request is gone. */
+  private static final class Load {
+    final int fromTokens;
+    final BlockRows rows;
+    final BlockLoadBatch batch;
+    int validTokens;
+    int reports;
+
+    Load(int fromTokens, int toTokens, BlockRows rows, BlockLoadBatch batch) {
+      this.fromTokens = fromTokens;
+      this.validTokens = toTokens;
+      this.rows = rows;
+      this.batch = batch;
+    }
+  }
+
+  /** The blocks that one request stores in one step. */
+  private record PlannedStore(
+      Request request, BlockHashes hashes, BlockRows rows, BlockKeys keys, int endTokens) {}
+
+  /** The stores of one step until all ranks have reported them. */
+  private static final class StoreEvent {
+    final List<PlannedStore> stores = new ArrayList<>();
+    @Nullable StoreEventResult sum;
+  }
+
+  /**
+   * Creates the connector of one scheduler.
+   *
+   * @param handle the store; borrowed, closed by the caller
+   * @param codec namespace and ranks of the engine
+   * @param layout the layout of the KV objects; its block sizes may differ by group
+   * @param hashUnit tokens of one block hash, above 0; divides every block size
+   */
+  public SchedulerConnector(
+      UMBPSchedulerHandle handle,
+      BlockIdentityCodec codec,
+      KVLayoutDescriptor layout,
+      int hashUnit) {
+    this.handle = handle;
+    this.codec = codec;
+    this.groups = new Groups(layout, hashUnit);
+    this.rankCount = codec.topology().rankCount();
+  }
+
+  /**
+   * Looks how far the store continues a request's prefix: the leading run of blocks that are
+   * present in all groups on all ranks. Hits come in the least common multiple of the groups' block
+   * sizes and leave at least the last token to compute. May be repeated until the request is
+   * admitted. While a load of an earlier request of the same id is under way there is nothing to
+   * load.
+   *
+   * @param requestId the request
+   * @param tokenCount its tokens, at least 0
+   * @param hashes hashes of its full hash units from the first token on
+   * @param localTokens leading tokens that the engine already has, at least 0; unless they are
+   *     aligned to all block sizes nothing is loaded
+   * @return the run's end as external tokens; equal to the local tokens when there is nothing to
+   *     load
+   * @throws UMBPException INVALID_ARGUMENT when a load of the request is still running
+   */
+  public LoadSpec lookup(String requestId, int tokenCount, BlockHashes hashes, int localTokens) {
+    if (tokenCount < 0 || localTokens < 0) {
+      throw UMBPException.invalid(
+          "request '%s' has %d tokens, %d of them local; both must be >= 0",
+          requestId, tokenCount, localTokens);
+    }
+    Request request = requests.get(requestId);
+    if (request == null) {
+      request = new Request(requestId, hashes);
+      requests.put(requestId, request);
+    } else if (request.load != null) {
+      throw UMBPException.invalid("request '%s' still loads blocks", requestId);
+    }
+    request.hashes = hashes;
+    LoadSpec spec =
+        new LoadSpec(localTokens, localTokens + hitTokens(request, tokenCount, localTokens));
+    request.tracker.planLoad(spec);
+    return spec;
+  }
+
+  private int hitTokens(Request request, int tokenCount, int localTokens) {
+    int alignment = groups.alignment();
+    int usable = Math.min(tokenCount - 1, groups.hashedTokens(request.hashes));
+    int end = usable - usable % alignment;
+    if (localTokens % alignment != 0 || end <= localTokens || orphans.containsKey(request.id)) {
+      return 0;
+    }
+    BlockRows rows = groups.between(localTokens, end);
+    boolean[] present = handle.lookup(rows.allRankKeys(codec, request.hashes));
+    int run = 0;
+    while (run < present.length && present[run]) {
+      run++;
+    }
+    return run / (groups.rowsPerAlignment() * rankCount) * alignment;
+  }
+
+  /**
+   * Gives a request its blocks and makes its load due. The store watermark starts anew.
+   *
+   * @param requestId a request that was looked up
+   * @param loadTokens tokens to load behind the local ones: at most what the lookup found, and a
+   *     whole number of blocks of every group; 0 to load nothing
+   * @param blockIdsByGroup the request's blocks in each group of the layout, ascending by group id,
+   *     those of the local tokens first; copied
+   * @throws UMBPException INVALID_ARGUMENT; nothing was changed
+   */
+  public void admit(String requestId, int loadTokens, int[]... blockIdsByGroup) {
+    Request request = known(requestId);
+    LoadSpec spec = request.tracker.loadSpec();
+    if (spec == null) {
+      throw UMBPException.invalid("request '%s' is admitted without a lookup", requestId);
+    }
+    if (loadTokens < 0
+        || loadTokens > spec.tokensToLoad()
+        || loadTokens % groups.alignment() != 0) {
+      throw UMBPException.invalid(
+          "request '%s' loads %d tokens; the lookup found %d and blocks end every %d tokens",
+          requestId, loadTokens, spec.tokensToLoad(), groups.alignment());
+    }
+    checkGroups(requestId, blockIdsByGroup);
+    request.tracker.replaceBlocks(blockIdsByGroup);
+    request.tracker.dropLoad();
+    request.loadedFrom = 0;
+    request.loadedTo = 0;
+    request.storeTo = 0;
+    request.retryFrom = Integer.MAX_VALUE;
+    dueStores.remove(requestId);
+    if (loadTokens > 0) {
+      int from = spec.localTokens();
+      BlockRows rows = groups.between(from, from + loadTokens);
+      BlockKeys keys = rows.localKeys(codec, request.hashes);
+      BlockLoadBatch batch = BlockLoadBatch.of(requestId, keys, rows.blockIds(request.tracker));
+      request.load = new Load(from, from + loadTokens, rows, batch);
+      dueLoads.put(requestId, request.load);
+    }
+  }
+
+  private void checkGroups(String requestId, int[][] blockIdsByGroup) {
+    if (blockIdsByGroup.length != groups.count()) {
+      throw UMBPException.invalid(
+          "request '%s' has blocks of %d KV cache groups, the layout has %d",
+          requestId, blockIdsByGroup.length, groups.count());
+    }
+  }
+
+  /**
+   * Adds what the engine says of a request's blocks: whole tables or new blocks only.
+   *
+   * @param requestId an admitted request
+   * @param blockIdsByGroup as for {@link RequestTracker#updateBlocks}; copied
+   */
+  public void updateBlocks(String requestId, int[]... blockIdsByGroup) {
+    checkGroups(requestId, blockIdsByGroup);
+    known(requestId).tracker.updateBlocks(blockIdsByGroup);
+  }
+
+  /**
+   * Makes the stores of a request due: its full blocks up to a token count that were neither loaded
+   * nor stored yet. While a load of the request runs they wait for its end.
+   *
+   * @param requestId an admitted request
+   * @param computedTokens tokens whose KV is written once this step's work is done, at least 0;
+   *     those without a hash are left out
+   * @throws UMBPException INVALID_ARGUMENT when the request has not as many blocks
+   */
+  public void planStores(String requestId, int computedTokens) {
+    Request request = known(requestId);
+    if (computedTokens < 0) {
+      throw UMBPException.invalid(
+          "request '%s' has computed %d tokens; must be >= 0", requestId, computedTokens);
+    }
+    int target = Math.min(computedTokens, groups.hashedTokens(request.hashes));
+    groups.checkTables(requestId, request.tracker, target);
+    request.storeTo = Math.max(request.storeTo, target);
+    dueStores.put(requestId, request);
+  }
+
+  /**
+   * Ends the planning of an engine step.
+   *
+   * @return the loads and stores that became due, for every worker
+   */
+  public UMBPConnectorMetadata takeStep() {
+    Map<String, BlockLoadBatch> loads = new HashMap<>();
+    dueLoads.forEach((requestId, load) -> loads.put(requestId, load.batch));
+    dueLoads.clear();
+    Map<String, BlockStoreBatch> stores = new HashMap<>();
+    StoreEvent event = new StoreEvent();
+    Iterator<Request> due = dueStores.values().iterator();
+    while (due.hasNext()) {
+      Request request = due.next();
+      if (request.load == null) {
+        due.remove();
+        takeStores(request, event, stores);
+      }
+    }
+    if (stores.isEmpty()) {
+      return new UMBPConnectorMetadata(loads, stores, UMBPConnectorMetadata.NO_EVENT);
+    }
+    long number = nextEvent++;
+    events.put(number, event);
+    return new UMBPConnectorMetadata(loads, stores, number);
+  }
+
+  /** Moves a request's watermark over the blocks that it stores now. */
+  private void takeStores(Request request, StoreEvent event, Map<String, BlockStoreBatch> stores) {
+    int from = Math.min(request.tracker.savedTokens(), request.retryFrom);
+    int to = request.storeTo;
+    BlockRows rows = groups.without(from, to, request.loadedFrom, request.loadedTo);
+    if (rows.count() > 0) {
+      BlockKeys keys = rows.localKeys(codec, request.hashes);
+      int[] blockIds = rows.blockIds(request.tracker);
+      stores.put(request.id, BlockStoreBatch.of(request.id, keys, blockIds));
+      event.stores.add(new PlannedStore(request, request.hashes, rows, keys, to));
+    }
+    request.tracker.markSaved(to, groups.step());
+    request.retryFrom = Integer.MAX_VALUE;
+  }
+
+  /**
+   * Takes a worker's report that the load of a request has ended on its rank.
+   *
+   * @param result the report; one a rank. Reports of requests that are gone are ignored
+   * @return once all ranks have reported: the tokens from the first on whose KV is there, up to the
+   *     first block that failed on any rank; until then empty
+   */
+  public OptionalInt loadFinished(LoadResult result) {
+    Load orphan = orphans.get(result.requestId());
+    if (orphan != null) {
+      orphan.reports++;
+      if (orphan.reports == rankCount) {
+        orphans.remove(result.requestId());
+      }
+      return OptionalInt.empty();
+    }
+    Request request = requests.get(result.requestId());
+    Load load = request == null ? null : request.load;
+    if (request == null || load == null) {
+      return OptionalInt.empty();
+    }
+    for (FailedBlock failed : result.failedBlocks()) {
+      load.validTokens = Math.min(load.validTokens, startTokens(load, failed));
+    }
+    load.reports++;
+    if (load.reports < rankCount) {
+      return OptionalInt.empty();
+    }
+    int valid = load.validTokens - load.validTokens % groups.alignment();
+    request.loadedFrom = load.fromTokens;
+    request.loadedTo = valid;
+    request.load = null;
+    return OptionalInt.of(valid);
+  }
+
+  private static int startTokens(Load load, FailedBlock failed) {
+    BlockLoadBatch batch = load.batch;
+    for (int row = 0; row < batch.size(); row++) {
+      if (batch.blockId(row) == failed.blockId() && batch.keys().groupId(row) == failed.groupId()) {
+        return load.rows.startTokens(row);
+      }
+    }
+    throw UMBPException.invalid(
+        "request '%s' does not load block %d of group %d",
+        batch.requestId(), failed.blockId(), failed.groupId());
+  }
+
+  /**
+   * Takes the workers' reports of store events. An event ends when all ranks have reported it: then
+   * its blocks may be reused, and the prefix of each of its requests is touched, so that its head
+   * outlives its tail. Blocks that failed on any rank are offered again at the request's next
+   * {@link #planStores}.
+   *
+   * @param reports reports of any ranks; events that have ended are ignored
+   * @return the events that ended by this, with what failed
+   */
+  public Map<Long, StoreEventResult> update(UMBPConnectorWorkerMetadata reports) {
+    Map<Long, StoreEventResult> ended = new HashMap<>();
+    for (Map.Entry<Long, StoreEventResult> report : reports.storeEvents().entrySet()) {
+      StoreEvent event = events.get(report.getKey());
+      if (event == null) {
+        continue;
+      }
+      event.sum = event.sum == null ? report.getValue() : event.sum.plus(report.getValue());
+      if (event.sum.completedWorkers() >= rankCount) {
+        events.remove(report.getKey());
+        for (PlannedStore store : event.stores) {
+          end(store, event.sum);
+        }
+        ended.put(report.getKey(), event.sum);
+      }
+    }
+    return ended;
+  }
+
+  private void end(PlannedStore store, StoreEventResult result) {
+    if (!result.failedObjects().isEmpty()) {
+      lowerWatermark(store, result);
+    }
+    handle.touch(groups.between(0, store.endTokens()).allRankKeys(codec, store.hashes()));
+  }
+
+  private static void lowerWatermark(PlannedStore store, StoreEventResult result) {
+    BlockKeys keys = store.keys();
+    for (int row = 0; row < store.rows().count(); row++) {
+      BlockHash hash = keys.hashes().get(keys.row(row));
+      if (result.failedObjects().contains(new StoredObject(keys.groupId(row), hash))) {
+        Request request = store.request();
+        request.retryFrom = Math.min(request.retryFrom, store.rows().startTokens(row));
+      }
+    }
+  }
+
+  /**
+   * Marks a request's prefix as recently used, from its last full block to its first.
+   *
+   * @param requestId a request that was looked up
+   * @param tokens tokens from the first on, at least 0; those without a hash are left out
+   */
+  public void touch(String requestId, int tokens) {
+    Request request = known(requestId);
+    int end = Math.min(tokens, groups.hashedTokens(request.hashes));
+    handle.touch(groups.between(0, end).allRankKeys(codec, request.hashes));
+  }
+
+  /**
+   * Forgets a request that has ended or was aborted. A store that is under way goes on; a load that
+   * is under way does too, but its reports are ignored. One that is only due is dropped.
+   *
+   * @param requestId the request; ignored when unknown
+   */
+  public void finish(String requestId) {
+    Request request = requests.remove(requestId);
+    boolean isLoadDue = dueLoads.remove(requestId) != null;
+    if (request != null && request.load != null && !isLoadDue) {
+      orphans.put(requestId, request.load);
+    }
+    dueStores.remove(requestId);
+  }
+
+  /**
+   * Returns how many requests are known.
+   *
+   * @return requests looked up and not finished
+   */
+  public int requestCount() {
+    return requests.size();
+  }
+
+  /**
+   * Returns how many store events run. While there are any the engine keeps stepping.
+   *
+   * @return events that some rank has not reported
+   */
+  public int storeEventCount() {
+    return events.size();
+  }
+
+  private Request known(String requestId) {
+    Request request = requests.get(requestId);
+    if (request == null) {
+      throw UMBPException.invalid("request '%s' is unknown; look it up first", requestId);
+    }
+    return request;
+  }
+}

@@ -1,0 +1,206 @@
+package io.umbp.core.connector;
+
+import io.umbp.api.BlockKeys;
+import io.umbp.api.BlockLoadBatch;
+import io.umbp.api.BlockStoreBatch;
+import io.umbp.api.DeviceFence;
+import io.umbp.api.KeyOutcome;
+import io.umbp.api.RankNamespace;
+import io.umbp.api.RankTopology;
+import io.umbp.api.StoreEventResult;
+import io.umbp.api.StoreEventResult.StoredObject;
+import io.umbp.api.TransferJobState;
+import io.umbp.api.UMBPConnectorMetadata;
+import io.umbp.api.UMBPConnectorWorkerMetadata;
+import io.umbp.api.UMBPException;
+import io.umbp.api.UMBPWorkerHandle;
+import io.umbp.core.connector.LoadResult.FailedBlock;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * One rank's front door: starts the loads and stores that the scheduler planned, under this rank's
+ * keys, and reports how they ended. Single-writer. No call waits for a copy.
+ */
+public final class WorkerConnector {
+  private final UMBPWorkerHandle handle;
+  private final RankNamespace rank;
+  private final List<TransferJobState> loads = new ArrayList<>();
+  private final Map<Long, OpenEvent> events = new HashMap<>();
+  private List<LoadResult> endedLoads = new ArrayList<>();
+
+  /** A store event until the last of its jobs has ended on this rank. */
+  private static final class OpenEvent {
+    final List<TransferJobState> stores = new ArrayList<>();
+    final Set<StoredObject> failed = new HashSet<>();
+  }
+
+  /**
+   * What has ended on one rank since the last report. Immutable.
+   *
+   * @param loads loads that have ended, each once; copied
+   * @param metadata store events that have ended, each once
+   */
+  public record Report(List<LoadResult> loads, UMBPConnectorWorkerMetadata metadata) {
+    /** Copies the list. */
+    public Report {
+      loads = List.copyOf(loads);
+    }
+  }
+
+  /**
+   * Creates the connector of one rank.
+   *
+   * @param handle the rank's handle; borrowed, closed by the caller
+   * @param topology the rank's place
+   */
+  public WorkerConnector(UMBPWorkerHandle handle, RankTopology topology) {
+    this.handle = handle;
+    this.rank = topology.localNamespace();
+  }
+
+  /**
+   * Starts the loads of a step. A load that the runtime refuses keeps no other from starting; it is
+   * reported with all its blocks failed.
+   *
+   * @param step what the scheduler planned
+   * @param destinationFree the last user of the destination blocks
+   * @throws UMBPException the first refusal, after all loads were tried
+   */
+  public void startLoads(UMBPConnectorMetadata step, DeviceFence destinationFree) {
+    UMBPException refusal = null;
+    for (BlockLoadBatch planned : step.loads().values()) {
+      BlockLoadBatch batch = planned.onRank(rank);
+      try {
+        loads.add(handle.load(batch, destinationFree));
+      } catch (UMBPException e) {
+        refusal = first(refusal, e);
+        List<FailedBlock> all = new ArrayList<>();
+        for (int i = 0; i < batch.size(); i++) {
+          all.add(new FailedBlock(batch.keys().groupId(i), batch.blockId(i)));
+        }
+        endedLoads.add(new LoadResult(batch.requestId(), all));
+      }
+    }
+    if (refusal != null) {
+      throw refusal;
+    }
+  }
+
+  /**
+   * Starts the stores of a step under its event. A store that the runtime refuses keeps no other
+   * from starting; all its objects are reported as failed.
+   *
+   * @param step what the scheduler planned
+   * @param producer the last writer of the source blocks
+   * @throws UMBPException the first refusal, after all stores were tried
+   */
+  public void startStores(UMBPConnectorMetadata step, DeviceFence producer) {
+    if (step.storeEvent() == UMBPConnectorMetadata.NO_EVENT) {
+      return;
+    }
+    OpenEvent event = new OpenEvent();
+    events.put(step.storeEvent(), event);
+    UMBPException refusal = null;
+    for (BlockStoreBatch planned : step.stores().values()) {
+      if (planned.isEmpty()) {
+        continue;
+      }
+      BlockStoreBatch batch = planned.onRank(rank);
+      try {
+        event.stores.add(handle.store(batch, producer));
+      } catch (UMBPException e) {
+        refusal = first(refusal, e);
+        for (int i = 0; i < batch.size(); i++) {
+          event.failed.add(object(batch.keys(), i));
+        }
+      }
+    }
+    if (refusal != null) {
+      throw refusal;
+    }
+  }
+
+  private static UMBPException first(@Nullable UMBPException earlier, UMBPException later) {
+    if (earlier == null) {
+      return later;
+    }
+    earlier.addSuppressed(later);
+    return earlier;
+  }
+
+  /**
+   * Looks which jobs have ended and publishes the stores among them. A job past its deadline counts
+   * as running until its copies have ended.
+   *
+   * @return what has ended since the last call
+   * @throws UMBPException CLOSED when a store has ended and the handle is closed
+   */
+  public Report poll() {
+    for (Iterator<TransferJobState> each = loads.iterator(); each.hasNext(); ) {
+      TransferJobState load = handle.poll(each.next());
+      if (load.isFinal()) {
+        each.remove();
+        endedLoads.add(new LoadResult(load.requestId(), failedBlocks(load)));
+      }
+    }
+    Map<Long, StoreEventResult> endedEvents = new HashMap<>();
+    for (Iterator<Map.Entry<Long, OpenEvent>> each = events.entrySet().iterator();
+        each.hasNext(); ) {
+      Map.Entry<Long, OpenEvent> entry = each.next();
+      OpenEvent event = entry.getValue();
+      event.stores.removeIf(store -> isEnded(store, event));
+      if (event.stores.isEmpty()) {
+        each.remove();
+        endedEvents.put(entry.getKey(), new StoreEventResult(1, event.failed));
+      }
+    }
+    Report report = new Report(endedLoads, new UMBPConnectorWorkerMetadata(endedEvents));
+    endedLoads = new ArrayList<>();
+    return report;
+  }
+
+  /** Publishes a store when it has ended, and notes its failures. */
+  private boolean isEnded(TransferJobState running, OpenEvent event) {
+    TransferJobState store = handle.poll(running);
+    if (!store.isFinal()) {
+      return false;
+    }
+    handle.publish(store);
+    for (int i = 0; i < store.size(); i++) {
+      if (store.outcome(i) != KeyOutcome.COMPLETED) {
+        event.failed.add(object(store.keys(), i));
+      }
+    }
+    return true;
+  }
+
+  private static StoredObject object(BlockKeys keys, int index) {
+    return new StoredObject(keys.groupId(index), keys.hashes().get(keys.row(index)));
+  }
+
+  private static List<FailedBlock> failedBlocks(TransferJobState load) {
+    List<FailedBlock> failed = new ArrayList<>();
+    for (int i = 0; i < load.size(); i++) {
+      if (load.outcome(i) != KeyOutcome.COMPLETED) {
+        failed.add(new FailedBlock(load.keys().groupId(i), load.blockId(i)));
+      }
+    }
+    return failed;
+  }
+
+  /**
+   * Returns how many loads and store events run on this rank.
+   *
+   * @return loads and events that {@link #poll} has not reported as ended
+   */
+  public int runningCount() {
+    return loads.size() + endedLoads.size() + events.size();
+  }
+}
