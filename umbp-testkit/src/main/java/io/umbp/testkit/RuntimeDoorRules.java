@@ -299,10 +299,14 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
 
     CloseResult result = closeInTime(engine.fixture, () -> runtime.close(BOUND));
 
-    assertEquals(1, result.unfinishedJobs());
-    assertTrue(
-        result.handedOverBytes() >= ToyEngine.OBJECT_BYTES,
-        () -> "the held copy's memory is not counted: " + result);
+    if (engine.fixture.counts().runningCopies() == 0) {
+      assertEquals(CloseResult.CLEAN, result, "the copy was given up before it began");
+    } else {
+      assertEquals(1, result.unfinishedJobs());
+      assertTrue(
+          result.handedOverBytes() >= ToyEngine.OBJECT_BYTES,
+          () -> "the held copy's memory is not counted: " + result);
+    }
     assertEquals(result, runtime.close(BOUND));
     refused(Reason.CLOSED, () -> engine.lookup(3));
 
