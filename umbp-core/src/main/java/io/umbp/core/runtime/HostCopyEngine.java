@@ -48,7 +48,8 @@ public final class HostCopyEngine implements KVCopyEngine {
   private final HostAddressSpace space = new HostAddressSpace();
 
   /** Guarded by lock: the region of each tensor, and how often the tensor is registered. */
-  private final IdentityHashMap<KVCacheTensor, Registration> registrations = new IdentityHashMap<>();
+  private final IdentityHashMap<KVCacheTensor, Registration> registrations =
+      new IdentityHashMap<>();
 
   /** Guarded by lock: batches that are not final. */
   private final Set<HostCopyTicket> running = new HashSet<>();

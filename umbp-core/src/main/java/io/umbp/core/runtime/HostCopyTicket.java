@@ -26,6 +26,7 @@ final class HostCopyTicket implements CopyTicket {
   /** Volatile, so that no compiler sees through {@link #awaitMemoryFault()}. */
   private static volatile int zero;
 
+  @SuppressWarnings("unused")
   private static volatile byte[][] sink = {};
 
   /** The slabs that the rows use. */
@@ -199,10 +200,10 @@ final class HostCopyTicket implements CopyTicket {
   }
 
   /**
-   * Lets HotSpot throw the InternalError of a mapped page that could not be read or written (file cut
-   * short, disk full). Java 17 does not throw it where it happens but when compiled code next calls
-   * into the virtual machine, which may be far from here; the creation of an array of arrays of
-   * unknown length is such a call in the interpreter and in both compilers.
+   * Lets HotSpot throw the InternalError of a mapped page that could not be read or written (file
+   * cut short, disk full). Java 17 does not throw it where it happens but when compiled code next
+   * calls into the virtual machine, which may be far from here; the creation of an array of arrays
+   * of unknown length is such a call in the interpreter and in both compilers.
    */
   private static void awaitMemoryFault() {
     sink = new byte[zero][zero];
