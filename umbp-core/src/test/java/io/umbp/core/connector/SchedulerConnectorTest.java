@@ -277,6 +277,34 @@ class SchedulerConnectorTest {
   }
 
   @Test
+  void storesPlannedDuringALoadThatFailsAreDropped() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      BlockHashes prompt = hashes(1, 4);
+      rig.store("first", 32, prompt, 0, 1);
+      rig.scheduler.lookup("r", 64, prompt, 0);
+      rig.scheduler.admit("r", 32, new int[] {10, 11, 12, 13});
+      rig.scheduler.planStores("r", 64);
+      rig.copies.failNext((row, key) -> key == 1);
+      assertEquals(Map.of("r", 16), rig.step().validTokens());
+      assertEquals(Map.of(), rig.step().metadata().stores(), "nothing of it is computed");
+      rig.scheduler.planStores("r", 48);
+      assertArrayEquals(new int[] {11, 12}, storedBlocks(rig.step(), "r"));
+    }
+  }
+
+  @Test
+  void aTableThatIsTooShortForTheLoadIsRefusedAndChangesNothing() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      BlockHashes prompt = hashes(1, 4);
+      rig.store("first", 64, prompt, 0, 1, 2, 3);
+      rig.scheduler.lookup("r", 64, prompt, 16);
+      assertRefused("2 blocks", () -> rig.scheduler.admit("r", 32, new int[] {10, 11}));
+      rig.scheduler.admit("r", 32, new int[] {10, 11, 12});
+      assertEquals(Map.of("r", 48), rig.step().validTokens());
+    }
+  }
+
+  @Test
   @DisplayName("case 28: a block that went between lookup and load cuts the prefix")
   void aVanishedBlockCutsThePrefix() {
     try (ConnectorRig rig = new ConnectorRig(1, 4, 16, 16)) {
