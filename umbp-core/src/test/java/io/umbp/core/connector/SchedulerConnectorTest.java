@@ -52,6 +52,19 @@ class SchedulerConnectorTest {
   }
 
   @Test
+  @DisplayName("case 2: another salt, another adapter and a request without tokens hit 0, 0, 0")
+  void onlyTheHashesHandedInCount() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      rig.store("salt x", 48, hashes(1, 3), 0, 1, 2);
+      assertEquals(48, rig.hit(49, hashes(1, 3)));
+      assertEquals(0, rig.hit(48, hashes(2, 3)));
+      assertEquals(0, rig.hit(48, hashes(3, 3)));
+      assertEquals(0, rig.hit(0, hashes(1, 0)));
+      assertEquals(0, rig.hit(48, hashes(1, 0)));
+    }
+  }
+
+  @Test
   void localTokensInTheMiddleOfABlockLoadNothing() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 4);
