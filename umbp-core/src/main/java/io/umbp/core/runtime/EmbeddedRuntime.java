@@ -1,11 +1,9 @@
 package io.umbp.core.runtime;
 
-import com.google.common.annotations.VisibleForTesting;
 import io.umbp.api.BlockKey;
 import io.umbp.api.CloseResult;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.RankTopology;
-import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.UMBPRuntime;
@@ -15,13 +13,8 @@ import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.core.pool.BlockPool;
 import io.umbp.core.pool.PoolStats;
 import java.time.Duration;
-import java.util.ArrayDeque;
-import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.HashSet;
-import java.util.LinkedHashMap;
 import java.util.List;
-import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
@@ -29,6 +22,7 @@ import java.util.concurrent.locks.LockSupport;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.BooleanSupplier;
 import java.util.function.LongSupplier;
+import java.util.function.Supplier;
 import org.jspecify.annotations.Nullable;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -51,38 +45,20 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   private static final Logger log = LoggerFactory.getLogger(EmbeddedRuntime.class);
   private static final long IDLE_NANOS = 200_000;
 
-  /** Jobs that are over and read stay known this long, for callers with an older snapshot. */
-  private static final int MAX_RETIRED_JOBS = 1024;
-
   final ReentrantLock lock = new ReentrantLock();
   final BlockPool pool;
+  final JobTable jobs = new JobTable();
   final KVCopyEngine engine;
   final LongSupplier clock;
   final long timeoutNanos;
 
   private final long slabBytes;
-  private final @Nullable Executor executor;
-
-  /** Jobs that run or hold unpublished objects, in the order of their deadlines. */
-  private final LinkedHashMap<Long, TransferJob> live = new LinkedHashMap<>();
-
-  /** All jobs that a caller may still ask for. */
-  private final Map<Long, TransferJob> jobs = new HashMap<>();
-
-  private final ArrayDeque<TransferJob> retiredJobs = new ArrayDeque<>();
+  private final @Nullable CopyFollower follower;
   private final Set<EmbeddedSchedulerHandle> schedulers = new HashSet<>();
   private final Set<EmbeddedWorkerHandle> workers = new HashSet<>();
   private final ReentrantLock closeLock = new ReentrantLock();
   private volatile boolean isClosed;
   private @Nullable CloseResult closeResult;
-  private long lastJobId;
-  private boolean isFollowing;
-  private volatile @Nullable Thread follower;
-
-  /** A cheap look, without the lock, at whether {@link #tick} has anything to do. */
-  private volatile long nextDeadlineNanos;
-
-  private volatile boolean hasDeadline;
 
   private EmbeddedRuntime(Builder builder) {
     this.slabBytes = builder.effectiveSlabBytes();
@@ -95,7 +71,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     } else {
       this.engine = new HostCopyEngine();
     }
-    this.executor = builder.executor;
+    this.follower = builder.executor == null ? null : new CopyFollower(this, builder.executor);
     this.clock = builder.nanoTime;
     this.timeoutNanos = builder.transferTimeout.toNanos();
   }
@@ -222,13 +198,11 @@ public final class EmbeddedRuntime implements UMBPRuntime {
       UMBPNamespace namespace, RankTopology topology, KVLayoutDescriptor layout) {
     checkLayout(topology, layout);
     EmbeddedSchedulerHandle handle = new EmbeddedSchedulerHandle(this, namespace, topology);
-    lock.lock();
-    try {
-      checkOpen();
-      schedulers.add(handle);
-    } finally {
-      lock.unlock();
-    }
+    runLocked(
+        () -> {
+          checkOpen();
+          schedulers.add(handle);
+        });
     return handle;
   }
 
@@ -236,15 +210,13 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   public EmbeddedWorkerHandle createWorkerHandle(
       UMBPNamespace namespace, RankTopology topology, KVLayoutDescriptor layout) {
     checkLayout(topology, layout);
-    lock.lock();
-    try {
-      checkOpen();
-      EmbeddedWorkerHandle handle = new EmbeddedWorkerHandle(this, namespace, topology, layout);
-      workers.add(handle);
-      return handle;
-    } finally {
-      lock.unlock();
-    }
+    return callLocked(
+        () -> {
+          checkOpen();
+          EmbeddedWorkerHandle handle = new EmbeddedWorkerHandle(this, namespace, topology, layout);
+          workers.add(handle);
+          return handle;
+        });
   }
 
   private void checkLayout(RankTopology topology, KVLayoutDescriptor layout) {
@@ -270,106 +242,44 @@ public final class EmbeddedRuntime implements UMBPRuntime {
    */
   public PoolStats stats() {
     sweep();
+    return callLocked(pool::stats);
+  }
+
+  /** Runs something under the lock. */
+  void runLocked(Runnable action) {
     lock.lock();
     try {
-      return pool.stats();
+      action.run();
     } finally {
       lock.unlock();
     }
   }
 
-  long nextJobId() {
-    return ++lastJobId;
-  }
-
-  /** Enters a new job. Called under the lock. */
-  void enter(TransferJob job) {
-    jobs.put(job.id, job);
-    live.put(job.id, job);
-    if (!hasDeadline) {
-      nextDeadlineNanos = job.deadlineNanos;
-      hasDeadline = true;
-    }
-  }
-
-  /** Returns a job that is not forgotten. Called under the lock. */
-  @Nullable TransferJob job(long id) {
-    return jobs.get(id);
-  }
-
-  @VisibleForTesting
-  int knownJobCount() {
+  /** Computes something under the lock. */
+  <T extends @Nullable Object> T callLocked(Supplier<T> action) {
     lock.lock();
     try {
-      return jobs.size();
+      return action.get();
     } finally {
       lock.unlock();
-    }
-  }
-
-  /** Returns the live jobs of a worker. Called under the lock. */
-  List<TransferJob> liveJobs(EmbeddedWorkerHandle worker) {
-    return live.values().stream().filter(job -> job.registration.owner() == worker).toList();
-  }
-
-  /** Returns the newest snapshot of a job. Called without the lock. */
-  TransferJobState read(TransferJob job) {
-    lock.lock();
-    try {
-      if (job.isFinal()) {
-        job.isRead = true;
-        retireIfRead(job);
-      }
-      return job.snapshot();
-    } finally {
-      lock.unlock();
-    }
-  }
-
-  /** Lets a job that is over and read be forgotten, after a while. Called under the lock. */
-  private void retireIfRead(TransferJob job) {
-    if (job.isRead && job.isOver() && job.hasCopyEnded() && !job.isRetired) {
-      job.isRetired = true;
-      retiredJobs.addLast(job);
-      if (retiredJobs.size() > MAX_RETIRED_JOBS) {
-        jobs.remove(retiredJobs.removeFirst().id);
-      }
     }
   }
 
   /** Books passed deadlines and overdue jobs, if there are any. Called without the lock. */
   void tick() {
-    if (hasDeadline && clock.getAsLong() - nextDeadlineNanos >= 0) {
+    if (jobs.isDue(clock.getAsLong())) {
       sweep();
     }
   }
 
   /** Books the end of every live job that has ended or passed its deadline, oldest first. */
   void sweep() {
-    for (TransferJob job : liveJobs()) {
-      settle(job);
-    }
-  }
-
-  private List<TransferJob> liveJobs() {
-    lock.lock();
-    try {
-      return live.isEmpty() ? List.of() : new ArrayList<>(live.values());
-    } finally {
-      lock.unlock();
-    }
+    callLocked(jobs::live).forEach(this::settle);
   }
 
   /** Brings a job up to date, and the jobs whose copies it waits for. */
   void advance(TransferJob job) {
-    boolean waitsForOthers;
-    lock.lock();
-    try {
-      waitsForOthers = job.hasPendingJoins();
-    } finally {
-      lock.unlock();
-    }
-    if (waitsForOthers) {
+    if (callLocked(job::hasPendingJoins)) {
       sweep();
     } else {
       settle(job);
@@ -378,35 +288,22 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   /** Books what has become of one job. Called without the lock. */
   private void settle(TransferJob job) {
-    CopyTicket ticket;
-    lock.lock();
-    try {
-      ticket = job.hasCopyEnded() ? null : job.ticket;
-    } finally {
-      lock.unlock();
-    }
-    boolean hasEnded = false;
-    @Nullable String @Nullable [] failures = null;
-    if (ticket != null && ticket.poll()) {
-      hasEnded = true;
-      failures = failures(ticket, job);
-    }
-    Registration retired = null;
-    lock.lock();
-    try {
-      if (hasEnded && !job.hasCopyEnded()) {
-        retired = endCopy(job, failures);
-      }
-      job.resolveJoins();
-      if (!job.isOver() && clock.getAsLong() - job.deadlineNanos >= 0) {
-        job.deadlinePassed();
-      }
-      dropIfOver(job);
-    } finally {
-      lock.unlock();
-    }
-    if (retired != null) {
-      unregister(retired);
+    CopyTicket ticket = callLocked(() -> job.ticket);
+    boolean hasEnded = ticket != null && ticket.poll();
+    @Nullable String @Nullable [] failures = hasEnded ? failures(ticket, job) : null;
+    Registration unused =
+        callLocked(
+            () -> {
+              Registration freed = hasEnded && !job.hasCopyEnded() ? endCopy(job, failures) : null;
+              job.resolveJoins();
+              if (!job.isOver() && clock.getAsLong() - job.deadlineNanos >= 0) {
+                job.deadlinePassed();
+              }
+              jobs.settleIfOver(job);
+              return freed;
+            });
+    if (unused != null) {
+      unregister(unused);
     }
   }
 
@@ -444,18 +341,6 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     return registration.isAbandoned && registration.activeJobs == 0 ? registration : null;
   }
 
-  /** Forgets a job that can no longer change. Called under the lock. */
-  void dropIfOver(TransferJob job) {
-    retireIfRead(job);
-    if (job.isOver() && job.hasCopyEnded() && live.remove(job.id) != null) {
-      if (live.isEmpty()) {
-        hasDeadline = false;
-      } else {
-        nextDeadlineNanos = live.values().iterator().next().deadlineNanos;
-      }
-    }
-  }
-
   void unregister(Registration registration) {
     registration.tensors().forEach(engine::unregister);
   }
@@ -473,24 +358,20 @@ public final class EmbeddedRuntime implements UMBPRuntime {
         throw e;
       }
       log.warn("the pool stays below its capacity: {}", e.getMessage());
-      lock.lock();
-      try {
-        pool.outOfMemory();
-      } finally {
-        lock.unlock();
-      }
+      runLocked(pool::outOfMemory);
       return;
     }
-    lock.lock();
-    try {
-      if (!isClosed) {
-        pool.addSlab(slab);
-        return;
-      }
-    } finally {
-      lock.unlock();
+    boolean isTooLate =
+        callLocked(
+            () -> {
+              if (!isClosed) {
+                pool.addSlab(slab);
+              }
+              return isClosed;
+            });
+    if (isTooLate) {
+      engine.releaseSlab(slab);
     }
-    engine.releaseSlab(slab);
   }
 
   /** Called by the pool under the lock. */
@@ -508,12 +389,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   /** Called under the lock. */
   void forget(EmbeddedWorkerHandle handle) {
     workers.remove(handle);
-    for (TransferJob job : List.copyOf(jobs.values())) {
-      if (job.registration.owner() == handle) {
-        job.isRead = true;
-        retireIfRead(job);
-      }
-    }
+    jobs.forget(handle);
   }
 
   /**
@@ -545,23 +421,13 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   }
 
   /** Waits a moment, at most until the job's copy ends, or that of the oldest running job. */
-  private void idle(@Nullable TransferJob preferred) {
-    CopyTicket running = null;
-    lock.lock();
-    try {
-      if (preferred != null && !preferred.hasCopyEnded()) {
-        running = preferred.ticket;
-      } else {
-        for (TransferJob job : live.values()) {
-          if (!job.hasCopyEnded() && job.ticket != null) {
-            running = job.ticket;
-            break;
-          }
-        }
-      }
-    } finally {
-      lock.unlock();
-    }
+  void idle(@Nullable TransferJob preferred) {
+    CopyTicket running =
+        callLocked(
+            () ->
+                preferred != null && !preferred.hasCopyEnded()
+                    ? preferred.ticket
+                    : jobs.oldestTicket());
     if (running == null) {
       LockSupport.parkNanos(IDLE_NANOS);
     } else {
@@ -571,57 +437,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   /** Lets the executor, if there is one, follow the running copies. Called without the lock. */
   void follow() {
-    if (executor == null) {
-      return;
-    }
-    lock.lock();
-    try {
-      if (isFollowing) {
-        return;
-      }
-      isFollowing = true;
-    } finally {
-      lock.unlock();
-    }
-    executeFollower(executor);
-  }
-
-  private void executeFollower(Executor executor) {
-    try {
-      executor.execute(() -> followOnce(executor));
-    } catch (RuntimeException e) {
-      log.warn("the executor refuses to follow copies; polling has to", e);
-      stopFollowing();
-    }
-  }
-
-  /**
-   * One round, then back into the executor's queue, so that a single thread can also run the copies
-   * that are waited for. An executor that runs tasks in the caller would recurse: it gets one
-   * round.
-   */
-  private void followOnce(Executor executor) {
-    if (follower == Thread.currentThread()) {
-      stopFollowing();
-      return;
-    }
-    sweep();
-    if (runningJobs() == 0) {
-      stopFollowing();
-      return;
-    }
-    idle(null);
-    follower = Thread.currentThread();
-    executeFollower(executor);
-    follower = null;
-  }
-
-  private void stopFollowing() {
-    lock.lock();
-    try {
-      isFollowing = false;
-    } finally {
-      lock.unlock();
+    if (follower != null) {
+      follower.follow();
     }
   }
 
@@ -640,14 +457,12 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   }
 
   private CloseResult closeOnce(long start, long boundNanos) {
-    List<EmbeddedWorkerHandle> openWorkers;
-    lock.lock();
-    try {
-      isClosed = true;
-      openWorkers = List.copyOf(workers);
-    } finally {
-      lock.unlock();
-    }
+    List<EmbeddedWorkerHandle> openWorkers =
+        callLocked(
+            () -> {
+              isClosed = true;
+              return List.copyOf(workers);
+            });
     for (EmbeddedWorkerHandle worker : openWorkers) {
       worker.beginClose();
     }
@@ -655,14 +470,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     for (EmbeddedWorkerHandle worker : openWorkers) {
       worker.close(Duration.ZERO);
     }
-    List<HostSlab> memory;
-    lock.lock();
-    try {
-      memory = pool.memory();
-    } finally {
-      lock.unlock();
-    }
-    memory.forEach(engine::releaseSlab);
+    callLocked(pool::memory).forEach(engine::releaseSlab);
     long left = Math.max(0, boundNanos - (clock.getAsLong() - start));
     CloseResult engineResult = engine.close(Duration.ofNanos(left));
     sweep();
@@ -677,12 +485,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     return result;
   }
 
-  private int runningJobs() {
-    lock.lock();
-    try {
-      return (int) live.values().stream().filter(job -> !job.hasCopyEnded()).count();
-    } finally {
-      lock.unlock();
-    }
+  /** Returns how many jobs have a copy that has not ended. Called without the lock. */
+  int runningJobs() {
+    return callLocked(jobs::runningCount);
   }
 }

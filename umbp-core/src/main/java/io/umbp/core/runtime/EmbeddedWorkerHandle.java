@@ -1,11 +1,6 @@
 package io.umbp.core.runtime;
 
-import io.umbp.api.BlockHash;
-import io.umbp.api.BlockHashes;
-import io.umbp.api.BlockKey;
 import io.umbp.api.BlockKeys;
-import io.umbp.api.BlockLoadBatch;
-import io.umbp.api.BlockStoreBatch;
 import io.umbp.api.BlockTransferBatch;
 import io.umbp.api.BlockTransferPlan;
 import io.umbp.api.CloseResult;
@@ -33,6 +28,7 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import org.jspecify.annotations.Nullable;
 
 /** One rank's door to an {@link EmbeddedRuntime}. Thread-safe; guarded by the runtime's lock. */
@@ -69,33 +65,31 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
   @Override
   public void registerBuffers(Map<String, KVCacheTensor> kvCaches) {
     KVLayoutPlanner.checkTensors(layout, kvCaches);
-    runtime.lock.lock();
-    try {
-      checkOpen();
-      if (registration != null || isRegistering) {
-        throw UMBPException.invalid(
-            "the buffers of rank %s are registered; unregister them first", rank);
-      }
-      isRegistering = true;
-    } finally {
-      runtime.lock.unlock();
-    }
-    Registration registered = null;
-    boolean isTooLate;
+    runtime.runLocked(
+        () -> {
+          checkOpen();
+          if (registration != null || isRegistering) {
+            throw UMBPException.invalid(
+                "the buffers of rank %s are registered; unregister them first", rank);
+          }
+          isRegistering = true;
+        });
+    Registration registered;
     try {
       registered = registerAll(kvCaches);
-    } finally {
-      runtime.lock.lock();
-      try {
-        isRegistering = false;
-        isTooLate = isClosed;
-        if (!isTooLate) {
-          registration = registered;
-        }
-      } finally {
-        runtime.lock.unlock();
-      }
+    } catch (Throwable e) {
+      runtime.runLocked(() -> isRegistering = false);
+      throw e;
     }
+    boolean isTooLate =
+        runtime.callLocked(
+            () -> {
+              isRegistering = false;
+              if (!isClosed) {
+                registration = registered;
+              }
+              return isClosed;
+            });
     if (isTooLate) {
       runtime.unregister(registered);
       throw UMBPException.closed("worker handle of rank " + rank);
@@ -121,40 +115,37 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   @Override
   public boolean unregisterBuffers(Duration timeout) {
-    Registration retiring;
-    runtime.lock.lock();
-    try {
-      retiring = registration;
-      if (retiring == null) {
-        return true;
-      }
-      retiring.isRetiring = true;
-    } finally {
-      runtime.lock.unlock();
+    Registration retiring =
+        runtime.callLocked(
+            () -> {
+              if (registration != null) {
+                registration.isRetiring = true;
+              }
+              return registration;
+            });
+    if (retiring == null) {
+      return true;
     }
     if (!runtime.advanceUntil(() -> isIdle(retiring), timeout.toNanos(), null)) {
       return false;
     }
-    runtime.lock.lock();
-    try {
-      if (registration != retiring) {
-        return true;
-      }
-      registration = null;
-    } finally {
-      runtime.lock.unlock();
+    boolean isMine =
+        runtime.callLocked(
+            () -> {
+              boolean isStillThere = registration == retiring;
+              if (isStillThere) {
+                registration = null;
+              }
+              return isStillThere;
+            });
+    if (isMine) {
+      runtime.unregister(retiring);
     }
-    runtime.unregister(retiring);
     return true;
   }
 
   private boolean isIdle(Registration retiring) {
-    runtime.lock.lock();
-    try {
-      return retiring.activeJobs == 0;
-    } finally {
-      runtime.lock.unlock();
-    }
+    return runtime.callLocked(() -> retiring.activeJobs == 0);
   }
 
   @Override
@@ -169,16 +160,16 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   private TransferJobState start(
       TransferDirection direction, List<BlockTransferPlan> plans, DeviceFence fence) {
-    BlockTransferBatch batch = toBatch(direction, plans);
-    checkKeys(batch.keys());
+    BlockTransferBatch batch = PlanChecks.toBatch(direction, plans);
+    PlanChecks.checkKeys(batch.keys(), namespace, rank);
     runtime.tick();
-    TransferJob job = admit(direction, batch, plans, fence);
+    TransferJob job = runtime.callLocked(() -> admit(direction, batch, plans, fence));
     try {
       long[] addresses = new long[batch.size()];
       if (direction == TransferDirection.STORE) {
         reserveAll(job, addresses);
       } else {
-        leaseAll(job, addresses);
+        runtime.runLocked(() -> leaseAll(job, addresses));
       }
       submit(job, addresses, fence);
     } catch (Throwable e) {
@@ -188,147 +179,60 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       }
     }
     runtime.advance(job);
-    TransferJobState first = runtime.read(job);
+    TransferJobState first = read(job);
     if (!first.isFinal()) {
       runtime.follow();
     }
     return first;
   }
 
-  private static BlockTransferBatch toBatch(
-      TransferDirection direction, List<BlockTransferPlan> plans) {
-    if (plans instanceof BlockTransferBatch batch) {
-      boolean isLoad = batch instanceof BlockLoadBatch;
-      if (isLoad != (direction == TransferDirection.LOAD)) {
-        throw UMBPException.invalid(
-            "a %s was given to a %s", batch.getClass().getSimpleName(), direction);
-      }
-      return batch;
-    }
-    if (plans.isEmpty()) {
-      throw UMBPException.invalid(
-          "a list without plans names no rank; pass an empty batch instead");
-    }
-    BlockKey first = plans.get(0).key();
-    String requestId = plans.get(0).requestId();
-    List<BlockHash> hashes = new ArrayList<>(plans.size());
-    int[] groupIds = new int[plans.size()];
-    int[] blockIds = new int[plans.size()];
-    for (BlockTransferPlan plan : plans) {
-      BlockKey key = plan.key();
-      if (!key.namespace().equals(first.namespace()) || !key.rank().equals(first.rank())) {
-        throw UMBPException.invalid(
-            "key %s has another namespace or rank than the first, %s", key, first);
-      }
-      groupIds[hashes.size()] = key.groupId();
-      blockIds[hashes.size()] = plan.blockId();
-      hashes.add(key.hash());
-    }
-    BlockKeys keys =
-        BlockKeys.of(first.namespace(), first.rank(), groupIds, BlockHashes.of(hashes));
-    return direction == TransferDirection.LOAD
-        ? BlockLoadBatch.of(requestId, keys, blockIds)
-        : BlockStoreBatch.of(requestId, keys, blockIds);
-  }
-
-  private void checkKeys(BlockKeys keys) {
-    if (!keys.namespace().equals(namespace)) {
-      throw UMBPException.invalid(
-          "keys of namespace '%s' were given to a handle of '%s'", keys.namespace(), namespace);
-    }
-    RankNamespace given = keys.ranks().get(0);
-    if (!given.equals(rank)) {
-      throw UMBPException.invalid("keys of %s were given to the handle of %s", given, rank);
-    }
-  }
-
-  /** Checks everything that can be refused, then enters the job. */
+  /** Checks everything that can be refused, then enters the job. Called under the lock. */
   private TransferJob admit(
       TransferDirection direction,
       BlockTransferBatch batch,
       List<BlockTransferPlan> plans,
       DeviceFence fence) {
-    runtime.lock.lock();
-    try {
-      checkOpen();
-      Registration current = registration;
-      if (current == null || current.isRetiring) {
-        throw new UMBPException(
-            UMBPException.Reason.NOT_REGISTERED,
-            "the buffers of rank " + rank + " are not registered, or are being unregistered");
-      }
-      if (current.isDevice() && fence instanceof DeviceFence.None) {
-        throw new UMBPException(
-            UMBPException.Reason.FENCE_REQUIRED,
-            direction + " on device " + current.deviceOrdinal() + " needs a fence");
-      }
-      KVLayoutPlanner planner = current.planner();
-      planner.checkBlocks(batch);
-      if (direction == TransferDirection.LOAD) {
-        checkDistinctBlocks(batch);
-      }
-      if (plans != batch) {
-        checkRanges(plans, planner);
-      }
-      TransferJob job =
-          new TransferJob(
-              runtime.nextJobId(),
-              direction,
-              batch,
-              current,
-              runtime.pool,
-              runtime.clock.getAsLong() + runtime.timeoutNanos);
-      current.activeJobs++;
-      runtime.enter(job);
-      return job;
-    } finally {
-      runtime.lock.unlock();
+    checkOpen();
+    Registration current = registration;
+    if (current == null || current.isRetiring) {
+      throw new UMBPException(
+          UMBPException.Reason.NOT_REGISTERED,
+          "the buffers of rank " + rank + " are not registered, or are being unregistered");
     }
+    if (current.isDevice() && fence instanceof DeviceFence.None) {
+      throw new UMBPException(
+          UMBPException.Reason.FENCE_REQUIRED,
+          direction + " on device " + current.deviceOrdinal() + " needs a fence");
+    }
+    PlanChecks.checkBlocks(direction, batch, plans, current.planner());
+    TransferJob job =
+        new TransferJob(
+            runtime.jobs.nextId(),
+            direction,
+            batch,
+            current,
+            runtime.pool,
+            runtime.clock.getAsLong() + runtime.timeoutNanos);
+    current.activeJobs++;
+    runtime.jobs.enter(job);
+    return job;
   }
 
-  private static void checkDistinctBlocks(BlockTransferBatch batch) {
-    long[] places = new long[batch.size()];
-    for (int i = 0; i < places.length; i++) {
-      places[i] = ((long) batch.keys().groupId(i) << 32) | batch.blockId(i);
-    }
-    Arrays.sort(places);
-    for (int i = 1; i < places.length; i++) {
-      if (places[i] == places[i - 1]) {
-        throw UMBPException.invalid(
-            "block %d of group %d is the destination of two keys of one load",
-            (int) places[i], places[i] >> 32);
-      }
-    }
-  }
-
-  private static void checkRanges(List<BlockTransferPlan> plans, KVLayoutPlanner planner) {
-    for (BlockTransferPlan plan : plans) {
-      if (!plan.ranges().isEmpty()
-          && !plan.ranges().equals(planner.rangesForBlock(plan.blockId(), plan.key().groupId()))) {
-        throw UMBPException.invalid(
-            "the ranges of block %d for key %s are not those of the registered layout",
-            plan.blockId(), plan.key());
-      }
-    }
-  }
-
+  /**
+   * Leases the object of each key of a load, or gives the key its outcome. Called under the lock.
+   */
   private void leaseAll(TransferJob job, long[] addresses) {
     BlockKeys keys = job.batch.keys();
-    runtime.lock.lock();
-    try {
-      for (int key = 0; key < addresses.length; key++) {
-        PooledObject object = runtime.pool.findPublished(space(keys, key), keys.hashes(), key);
-        if (object == null) {
-          job.end(key, KeyOutcome.MISS, KeyReason.NONE, null);
-        } else if (hasOtherSize(job, key, object)) {
-          endWithOtherSize(job, key, object);
-        } else {
-          runtime.pool.pin(job.lease, key, object);
-          addresses[key] = object.address();
-        }
+    for (int key = 0; key < addresses.length; key++) {
+      PooledObject object = runtime.pool.findPublished(space(keys, key), keys.hashes(), key);
+      if (object == null) {
+        job.end(key, KeyOutcome.MISS, KeyReason.NONE, null);
+      } else if (hasOtherSize(job, key, object)) {
+        endWithOtherSize(job, key, object);
+      } else {
+        runtime.pool.pin(job.lease, key, object);
+        addresses[key] = object.address();
       }
-    } finally {
-      runtime.lock.unlock();
     }
   }
 
@@ -439,13 +343,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       return;
     }
     Registration current = job.registration;
-    CopyBatch rows;
-    runtime.lock.lock();
-    try {
-      rows = current.rows();
-    } finally {
-      runtime.lock.unlock();
-    }
+    CopyBatch rows = runtime.callLocked(current::rows);
     rows.reset(job.direction, current.deviceOrdinal(), addresses.length);
     if (job.direction == TransferDirection.LOAD) {
       current.planner().lowerLayerMajor(job.batch, addresses, rows);
@@ -453,43 +351,40 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       current.planner().lower(job.batch, addresses, rows);
     }
     CopyTicket ticket = runtime.engine.submit(rows, fence);
-    runtime.lock.lock();
-    try {
-      job.rows = rows;
-      job.ticket = ticket;
-    } finally {
-      runtime.lock.unlock();
-    }
+    runtime.runLocked(
+        () -> {
+          job.rows = rows;
+          job.ticket = ticket;
+        });
   }
 
   private void endCopyAtOnce(TransferJob job) {
-    Registration retired;
-    runtime.lock.lock();
-    try {
-      retired = runtime.endCopy(job, null);
-      runtime.dropIfOver(job);
-    } finally {
-      runtime.lock.unlock();
-    }
-    if (retired != null) {
-      runtime.unregister(retired);
-    }
+    unregisterIfUnused(
+        runtime.callLocked(
+            () -> {
+              Registration unused = runtime.endCopy(job, null);
+              runtime.jobs.settleIfOver(job);
+              return unused;
+            }));
   }
 
   private void abort(TransferJob job, String detail) {
-    Registration retired = null;
-    runtime.lock.lock();
-    try {
-      if (!job.hasCopyEnded()) {
-        job.abort(KeyReason.COPY_FAILED, detail);
-        retired = runtime.leave(job);
-        runtime.dropIfOver(job);
-      }
-    } finally {
-      runtime.lock.unlock();
-    }
-    if (retired != null) {
-      runtime.unregister(retired);
+    unregisterIfUnused(
+        runtime.callLocked(
+            () -> {
+              if (job.hasCopyEnded()) {
+                return null;
+              }
+              job.abort(KeyReason.COPY_FAILED, detail);
+              Registration unused = runtime.leave(job);
+              runtime.jobs.settleIfOver(job);
+              return unused;
+            }));
+  }
+
+  private void unregisterIfUnused(@Nullable Registration unused) {
+    if (unused != null) {
+      runtime.unregister(unused);
     }
   }
 
@@ -501,7 +396,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       return state;
     }
     runtime.advance(job);
-    return runtime.read(job);
+    return read(job);
   }
 
   @Override
@@ -511,16 +406,11 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       return state;
     }
     runtime.advanceUntil(() -> isFinalOrOverdue(job), timeout.toNanos(), job);
-    return runtime.read(job);
+    return read(job);
   }
 
   private boolean isFinalOrOverdue(TransferJob job) {
-    runtime.lock.lock();
-    try {
-      return job.isFinal() || job.isOverdue();
-    } finally {
-      runtime.lock.unlock();
-    }
+    return runtime.callLocked(() -> job.isFinal() || job.isOverdue());
   }
 
   @Override
@@ -533,15 +423,13 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     if (job == null) {
       return 0;
     }
-    runtime.lock.lock();
-    try {
-      checkOpen();
-      int published = job.publish();
-      runtime.dropIfOver(job);
-      return published;
-    } finally {
-      runtime.lock.unlock();
-    }
+    return runtime.callLocked(
+        () -> {
+          checkOpen();
+          int published = job.publish();
+          runtime.jobs.settleIfOver(job);
+          return published;
+        });
   }
 
   @Override
@@ -552,17 +440,15 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     }
     cancel(job, KeyOutcome.CANCELLED, KeyReason.NONE);
     runtime.advance(job);
-    return runtime.read(job);
+    return read(job);
   }
 
   private void cancel(TransferJob job, KeyOutcome outcome, KeyReason reason) {
-    runtime.lock.lock();
-    try {
-      job.cancel(outcome, reason);
-      runtime.dropIfOver(job);
-    } finally {
-      runtime.lock.unlock();
-    }
+    runtime.runLocked(
+        () -> {
+          job.cancel(outcome, reason);
+          runtime.jobs.settleIfOver(job);
+        });
   }
 
   @Override
@@ -575,28 +461,16 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       return true;
     }
     int mark = job.registration.planner().markOf(layerName);
-    CopyTicket ticket;
-    runtime.lock.lock();
-    try {
-      if (job.hasCopyEnded()) {
-        return true;
-      }
-      ticket = job.ticket;
-    } finally {
-      runtime.lock.unlock();
+    if (runtime.callLocked(job::hasCopyEnded)) {
+      return true;
     }
+    CopyTicket ticket = runtime.callLocked(() -> job.ticket);
     return ticket != null && ticket.isMarkDone(mark);
   }
 
   /** Returns the job of a snapshot, or null when it is over, read and forgotten. */
   private @Nullable TransferJob known(TransferJobState state) {
-    TransferJob job;
-    runtime.lock.lock();
-    try {
-      job = runtime.job(state.jobId());
-    } finally {
-      runtime.lock.unlock();
-    }
+    TransferJob job = runtime.callLocked(() -> runtime.jobs.find(state.jobId()));
     if (job != null && job.registration.owner() != this) {
       job = null;
     }
@@ -604,6 +478,10 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       throw UMBPException.invalid("%s is a job of another handle, or over for long", state);
     }
     return job;
+  }
+
+  private TransferJobState read(TransferJob job) {
+    return runtime.callLocked(() -> runtime.jobs.read(job));
   }
 
   private void checkOpen() {
@@ -615,14 +493,12 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   /** Refuses new jobs and asks the running ones to end. */
   void beginClose() {
-    List<TransferJob> open;
-    runtime.lock.lock();
-    try {
-      isClosed = true;
-      open = runtime.liveJobs(this);
-    } finally {
-      runtime.lock.unlock();
-    }
+    List<TransferJob> open =
+        runtime.callLocked(
+            () -> {
+              isClosed = true;
+              return runtime.jobs.live(this);
+            });
     for (TransferJob job : open) {
       cancel(job, KeyOutcome.FAILED, KeyReason.CLOSED);
     }
@@ -631,48 +507,40 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
   @Override
   public CloseResult close(Duration bound) {
     beginClose();
-    Registration last;
-    runtime.lock.lock();
-    try {
-      if (closeResult != null) {
-        return closeResult;
-      }
-      last = registration;
-    } finally {
-      runtime.lock.unlock();
-    }
+    Registration last = runtime.callLocked(() -> registration);
     if (last != null) {
       runtime.advanceUntil(() -> isIdle(last), bound.toNanos(), null);
     }
-    boolean isUnused = false;
-    CloseResult result;
-    runtime.lock.lock();
-    try {
-      if (closeResult != null) {
-        return closeResult;
-      }
-      int unfinished = 0;
-      long bytes = 0;
-      for (TransferJob job : runtime.liveJobs(this)) {
-        if (!job.hasCopyEnded()) {
-          unfinished++;
-          bytes += job.pinnedBytes();
-        }
-      }
-      result = new CloseResult(unfinished, bytes);
-      closeResult = result;
-      runtime.forget(this);
-      if (registration != null) {
-        isUnused = registration.activeJobs == 0;
-        registration.isAbandoned = true;
-        registration = null;
-      }
-    } finally {
-      runtime.lock.unlock();
+    unregisterIfUnused(runtime.callLocked(this::endClose));
+    return runtime.callLocked(() -> Objects.requireNonNull(closeResult));
+  }
+
+  /**
+   * Books the end of the handle, the first time. Called under the lock.
+   *
+   * @return the registration to take back from the engine now; one that a copy still uses is taken
+   *     back when that ends
+   */
+  private @Nullable Registration endClose() {
+    if (closeResult != null) {
+      return null;
     }
-    if (isUnused && last != null) {
-      runtime.unregister(last);
+    int unfinished = 0;
+    long bytes = 0;
+    for (TransferJob job : runtime.jobs.live(this)) {
+      if (!job.hasCopyEnded()) {
+        unfinished++;
+        bytes += job.pinnedBytes();
+      }
     }
-    return result;
+    closeResult = new CloseResult(unfinished, bytes);
+    runtime.forget(this);
+    Registration last = registration;
+    registration = null;
+    if (last == null) {
+      return null;
+    }
+    last.isAbandoned = true;
+    return last.activeJobs == 0 ? last : null;
   }
 }

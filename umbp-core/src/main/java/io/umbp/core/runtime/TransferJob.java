@@ -52,7 +52,7 @@ final class TransferJob {
   /** The rows being copied; null before the copy starts and after it has ended. */
   @Nullable CopyBatch rows;
 
-  /** The progress of the copy; null before it starts. */
+  /** The progress of the copy; null before it starts and after its end is booked. */
   @Nullable CopyTicket ticket;
 
   TransferJob(
@@ -147,6 +147,7 @@ final class TransferJob {
   void copyEnded(@Nullable String @Nullable [] failures) {
     hasCopyEnded = true;
     rows = null;
+    ticket = null;
     for (int key = 0; key < outcomes.length; key++) {
       PooledObject object = lease.object(key);
       if (object == null) {
@@ -262,6 +263,7 @@ final class TransferJob {
     }
     hasCopyEnded = true;
     rows = null;
+    ticket = null;
   }
 
   private void doomWritten(int key, KeyReason reason) {

@@ -428,7 +428,7 @@ class EmbeddedRuntimeTest {
       rig.storeAndPublish(hash);
       rig.worker.await(rig.load(ints(hash, 9), 10, 11), LONG);
     }
-    assertTrue(runtime.knownJobCount() <= 1025, runtime.knownJobCount() + " jobs are known");
+    assertTrue(runtime.jobs.size() <= 1025, runtime.jobs.size() + " jobs are known");
 
     // Never published: dropped at its deadline, though nobody asks for it again.
     clock.advance(Duration.ofSeconds(31));
