@@ -167,7 +167,7 @@ final class ReplayCommand implements Callable<Integer> {
     boolean isUnlimited = settings.poolBytes() == Long.MAX_VALUE;
     return String.format(
         Locale.ROOT,
-        "umbp replay of %s: %d ranks, %d layers of %d bytes, pool %s, policy %s",
+        "umbp replay of %s: tp %d, %d layers of %d bytes, pool %s, policy %s",
         requests.name(),
         ranks,
         layers,
@@ -253,14 +253,14 @@ final class ReplayCommand implements Callable<Integer> {
       return;
     }
     try {
-      byte[] text =
+      String text =
           new ObjectMapper()
               .enable(SerializationFeature.INDENT_OUTPUT)
-              .writeValueAsBytes(report.figures());
+              .writeValueAsString(report.figures());
       String draftName = json.getFileName() + "." + ProcessHandle.current().pid() + ".tmp";
       Path draft = directory(json).resolve(draftName);
       try {
-        Files.write(draft, text);
+        Files.writeString(draft, text + '\n');
         Files.move(draft, json, StandardCopyOption.ATOMIC_MOVE);
       } finally {
         Files.deleteIfExists(draft);

@@ -216,6 +216,8 @@ final class ReplayEngine implements AutoCloseable {
     UMBPConnectorMetadata step = scheduler.takeStep();
     for (GpuRank rank : ranks) {
       rank.connector().startLoads(step, rank.computed());
+    }
+    for (GpuRank rank : ranks) {
       rank.connector().startStores(step, rank.computed());
     }
     boolean hasMoved = !computed.isEmpty() || !step.loads().isEmpty();

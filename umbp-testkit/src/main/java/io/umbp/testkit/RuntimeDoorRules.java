@@ -29,6 +29,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.Callable;
+import java.util.concurrent.CyclicBarrier;
 import org.junit.jupiter.api.DisplayName;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
@@ -41,6 +42,11 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
   private static final Duration READS = Duration.ofMillis(50);
 
   private static final int CLOSE_ROUNDS = 200;
+
+  /**
+   * Loads of one thread in a round; without a limit they could keep a close waiting for its turn.
+   */
+  private static final int MOST_LOADS = 100;
 
   @Test
   @DisplayName("rule 7: a transfer with a bad key or block is refused before anything is touched")
@@ -299,10 +305,14 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
 
     CloseResult result = closeInTime(engine.fixture, () -> runtime.close(BOUND));
 
-    assertEquals(1, result.unfinishedJobs());
-    assertTrue(
-        result.handedOverBytes() >= ToyEngine.OBJECT_BYTES,
-        () -> "the held copy's memory is not counted: " + result);
+    if (engine.fixture.counts().runningCopies() == 0) {
+      assertEquals(CloseResult.CLEAN, result, "the copy was given up before it began");
+    } else {
+      assertEquals(1, result.unfinishedJobs());
+      assertTrue(
+          result.handedOverBytes() >= ToyEngine.OBJECT_BYTES,
+          () -> "the held copy's memory is not counted: " + result);
+    }
     assertEquals(result, runtime.close(BOUND));
     refused(Reason.CLOSED, () -> engine.lookup(3));
 
@@ -390,16 +400,22 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
             ToyEngine.open(
                 fixture, ToyEngine.NAMESPACE, ToyEngine.layout(RankTopology.single()), 16);
         engine.put(ToyEngine.range(0, 8));
+        CyclicBarrier together = new CyclicBarrier(10);
         List<Callable<CloseResult>> tasks = new ArrayList<>();
         for (int thread = 0; thread < 8; thread++) {
           int content = thread;
           tasks.add(
               () -> {
+                together.await();
                 loadUntilClosed(engine, content);
                 return CloseResult.CLEAN;
               });
         }
-        Callable<CloseResult> close = () -> fixture.runtime().close(TIMEOUT);
+        Callable<CloseResult> close =
+            () -> {
+              together.await();
+              return fixture.runtime().close(TIMEOUT);
+            };
         tasks.add(close);
         tasks.add(close);
         List<CloseResult> results = inParallel(tasks);
@@ -411,7 +427,7 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
 
   private static void loadUntilClosed(ToyEngine engine, int content) {
     try {
-      while (true) {
+      for (int i = 0; i < MOST_LOADS; i++) {
         TransferJobState job = engine.finish(engine.load(8 + content, content));
         switch (job.outcome(0)) {
           case COMPLETED -> engine.assertHolds(8 + content, content);

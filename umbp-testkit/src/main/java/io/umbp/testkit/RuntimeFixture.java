@@ -105,8 +105,8 @@ public interface RuntimeFixture extends AutoCloseable {
   void advance(Duration time);
 
   /**
-   * Makes each reading of the clock move it on, so that waiting for a time ends without any
-   * passing.
+   * Makes each reading of the clock on the caller's thread move it on, so that a call that waits
+   * for a time returns without any passing.
    *
    * @param step how far at each reading; zero stops it
    */

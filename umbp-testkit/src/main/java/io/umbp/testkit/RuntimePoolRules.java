@@ -33,7 +33,7 @@ import org.junit.jupiter.api.Test;
 /** Rules 3, 4 and 6: which objects there are, and which may go. */
 abstract class RuntimePoolRules extends RuntimeTransferRules {
   private static final int THREADS = 6;
-  private static final int OPERATIONS = 150;
+  private static final int OPERATIONS = 1_000;
 
   @Test
   @DisplayName("rule 3: a key is a miss until its bytes have landed and it was published (case 19)")

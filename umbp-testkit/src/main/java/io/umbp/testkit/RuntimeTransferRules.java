@@ -365,8 +365,9 @@ abstract class RuntimeTransferRules extends RuntimeRules {
     engine.fixture.advance(Duration.ofMillis(199));
     assertStatus(Status.RUNNING, engine.worker.poll(held));
     engine.fixture.advance(Duration.ofMillis(1));
-    TransferJobState overdue = engine.worker.await(held, TIMEOUT);
+    TransferJobState overdue = engine.worker.poll(held);
     assertStatus(Status.OVERDUE, overdue);
+    assertStatus(Status.OVERDUE, engine.worker.await(held, TIMEOUT));
     assertEquals(KeyOutcome.PENDING, overdue.outcome(0));
     assertEquals(0, engine.hit(0));
     assertEquals(1, engine.fixture.counts().leases(), "the slot stays pinned until the copy ends");
@@ -394,6 +395,7 @@ abstract class RuntimeTransferRules extends RuntimeRules {
 
     TransferJobState job = engine.load(10, 0);
     engine.fixture.advance(Duration.ofMillis(201));
+    assertStatus(Status.OVERDUE, engine.worker.poll(job));
     assertStatus(Status.OVERDUE, engine.worker.await(job, TIMEOUT));
     assertEquals(1, engine.fixture.counts().leases());
     engine.assertUntouched(10);

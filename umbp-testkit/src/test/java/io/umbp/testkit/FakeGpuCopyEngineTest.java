@@ -178,6 +178,9 @@ class FakeGpuCopyEngineTest {
       batch.add(other + offset, slab.baseAddress(), PAGE, 0);
       invalid(() -> engine.submit(batch, DeviceFence.hostComplete()));
     }
+    batch.reset(TransferDirection.LOAD, 0, 1);
+    batch.add(other + PAGE, slab.baseAddress(), PAGE, 0);
+    invalid(() -> engine.submit(batch, DeviceFence.hostComplete()));
     batch.reset(TransferDirection.LOAD, 1, 1);
     batch.add(other + PAGE, slab.baseAddress(), PAGE, 0);
     engine.unregister(middle);
@@ -202,6 +205,21 @@ class FakeGpuCopyEngineTest {
     assertFalse(failed.contains(0));
     assertTrue(ticket.failure(1).contains("use after free"), ticket.failure(1));
     assertEquals(PAGES - 1, gpu.useAfterFreeCount());
+  }
+
+  @Test
+  void memoryFreedInTheMiddleOfARowFailsTheKeyAndIsCounted() {
+    engine.failNext(
+        (row, key) -> {
+          if (row == PAGES - 1) {
+            gpu.free(memory);
+          }
+          return false;
+        });
+    CopyTicket ticket = submit(TransferDirection.STORE);
+    gpu.runAll();
+    assertEquals(List.of(PAGES - 1), failedKeys(ticket));
+    assertEquals(1, gpu.useAfterFreeCount());
   }
 
   @Test
@@ -326,11 +344,16 @@ class FakeGpuCopyEngineTest {
     assertEquals(StreamWait.NOT_YET_ENQUEUED, ticket.enqueueWait(2, stream.fence()));
     engine.releaseCopies();
     assertEquals(StreamWait.ENQUEUED, ticket.enqueueWait(2, stream.fence()));
-    boolean[] ran = new boolean[1];
-    stream.enqueue(() -> ran[0] = ticket.isMarkDone(2));
+    boolean[] seen = new boolean[2];
+    stream.enqueue(
+        () -> {
+          seen[0] = ticket.isMarkDone(2);
+          seen[1] = ticket.isMarkDone(PAGES - 1);
+        });
     assertFalse(stream.step());
     gpu.runAll();
-    assertTrue(ran[0]);
+    assertTrue(seen[0], "the stream waited for mark 2");
+    assertFalse(seen[1], "the stream waited for more than mark 2");
     assertTrue(ticket.poll());
     assertEquals(StreamWait.ENQUEUED, ticket.enqueueWait(PAGES - 1, stream.fence()));
     stream.synchronize();
@@ -352,6 +375,34 @@ class FakeGpuCopyEngineTest {
     assertTrue(second.baseAddress() < memory - (1L << 40), "slabs lie apart from device memory");
     assertEquals(2, engine.liveSlabCount());
     invalid(() -> engine.releaseSlab(new HostSlab(ByteBuffer.allocateDirect(1), 77, 1)));
+  }
+
+  @Test
+  void aRowMaySpanTensorsThatTouch() {
+    long other = gpu.malloc(1, 2 * PAGE);
+    engine.register(tensor(other, PAGE));
+    engine.register(tensor(other + PAGE, PAGE));
+    CopyBatch batch = new CopyBatch();
+    batch.reset(TransferDirection.LOAD, 1, 1);
+    batch.add(other, slab.baseAddress(), 2 * PAGE, 0);
+    CopyTicket ticket = engine.submit(batch, DeviceFence.hostComplete());
+    gpu.runAll();
+    assertNull(ticket.failure(0));
+  }
+
+  @Test
+  void aSlabGivenBackLivesUntilTheLastOfItsCopiesEnds() {
+    engine.holdNext(1);
+    submit(TransferDirection.LOAD);
+    submit(TransferDirection.LOAD);
+    engine.releaseSlab(slab);
+    gpu.runAll();
+    assertEquals(1, engine.liveSlabCount());
+    assertEquals(FakeGpu.FRESH_POISON, slab.buffer().get(0));
+    engine.releaseCopies();
+    gpu.runAll();
+    assertEquals(0, engine.liveSlabCount());
+    assertEquals(FakeGpu.FREED_POISON, slab.buffer().get(0));
   }
 
   @Test

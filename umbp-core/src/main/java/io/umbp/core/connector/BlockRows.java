@@ -7,6 +7,7 @@ import io.umbp.api.KVRegion;
 import io.umbp.api.UMBPException;
 import io.umbp.core.identity.BlockIdentityCodec;
 import io.umbp.core.request.RequestTracker;
+import java.util.function.IntUnaryOperator;
 
 /**
  * The full blocks of all KV cache groups that end in a range of tokens, in prefix order: what a
@@ -93,10 +94,10 @@ final class BlockRows {
     }
 
     /** Refuses a request whose block tables are shorter than its tokens. */
-    void checkTables(String requestId, RequestTracker tracker, int tokens) {
+    void checkTables(String requestId, int tokens, IntUnaryOperator blocksOfGroup) {
       for (int i = 0; i < ids.length; i++) {
         int needed = tokens / blockSizes[i];
-        int given = i < tracker.groupCount() ? tracker.blockCount(i) : 0;
+        int given = blocksOfGroup.applyAsInt(i);
         if (needed > given) {
           throw UMBPException.invalid(
               "request '%s' has %d blocks in group %d, %d tokens need %d",

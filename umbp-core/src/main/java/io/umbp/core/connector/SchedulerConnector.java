@@ -70,6 +70,7 @@ public final class SchedulerConnector {
   /** A load from admission until all ranks have reported it; an orphan when its request is gone. */
   private static final class Load {
     final int fromTokens;
+    final int toTokens;
     final BlockRows rows;
     final BlockLoadBatch batch;
     int validTokens;
@@ -77,6 +78,7 @@ public final class SchedulerConnector {
 
     Load(int fromTokens, int toTokens, BlockRows rows, BlockLoadBatch batch) {
       this.fromTokens = fromTokens;
+      this.toTokens = toTokens;
       this.validTokens = toTokens;
       this.rows = rows;
       this.batch = batch;
@@ -188,6 +190,8 @@ public final class SchedulerConnector {
           requestId, loadTokens, spec.tokensToLoad(), groups.alignment());
     }
     checkGroups(requestId, blockIdsByGroup);
+    int end = spec.localTokens() + loadTokens;
+    groups.checkTables(requestId, end, group -> blockIdsByGroup[group].length);
     request.tracker.replaceBlocks(blockIdsByGroup);
     request.tracker.dropLoad();
     request.loadedFrom = 0;
@@ -197,10 +201,10 @@ public final class SchedulerConnector {
     dueStores.remove(requestId);
     if (loadTokens > 0) {
       int from = spec.localTokens();
-      BlockRows rows = groups.between(from, from + loadTokens);
+      BlockRows rows = groups.between(from, end);
       BlockKeys keys = rows.localKeys(codec, request.hashes);
       BlockLoadBatch batch = BlockLoadBatch.of(requestId, keys, rows.blockIds(request.tracker));
-      request.load = new Load(from, from + loadTokens, rows, batch);
+      request.load = new Load(from, end, rows, batch);
       dueLoads.put(requestId, request.load);
     }
   }
@@ -226,7 +230,8 @@ public final class SchedulerConnector {
 
   /**
    * Makes the stores of a request due: its full blocks up to a token count that were neither loaded
-   * nor stored yet. While a load of the request runs they wait for its end.
+   * nor stored yet. While a load of the request runs they wait for its end; when it fails they are
+   * dropped, to be planned again once the lost tokens are computed.
    *
    * @param requestId an admitted request
    * @param computedTokens tokens whose KV is written once this step's work is done, at least 0;
@@ -240,7 +245,9 @@ public final class SchedulerConnector {
           "request '%s' has computed %d tokens; must be >= 0", requestId, computedTokens);
     }
     int target = Math.min(computedTokens, groups.hashedTokens(request.hashes));
-    groups.checkTables(requestId, request.tracker, target);
+    RequestTracker tracker = request.tracker;
+    groups.checkTables(
+        requestId, target, group -> tracker.groupCount() == 0 ? 0 : tracker.blockCount(group));
     request.storeTo = Math.max(request.storeTo, target);
     dueStores.put(requestId, request);
   }
@@ -319,6 +326,10 @@ public final class SchedulerConnector {
     request.loadedFrom = load.fromTokens;
     request.loadedTo = valid;
     request.load = null;
+    if (valid < load.toTokens) {
+      request.storeTo = 0;
+      dueStores.remove(request.id);
+    }
     return OptionalInt.of(valid);
   }
 

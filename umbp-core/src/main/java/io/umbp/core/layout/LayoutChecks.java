@@ -1,5 +1,6 @@
 package io.umbp.core.layout;
 
+import com.google.common.math.LongMath;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KVRegion;
@@ -116,7 +117,7 @@ final class LayoutChecks {
             tensor.sizeBytes(),
             tensor.blockCount(),
             tensor.blockStride(),
-            lastBlock + run.offset() + run.length());
+            LongMath.saturatedAdd(lastBlock, LongMath.saturatedAdd(run.offset(), run.length())));
       }
     }
   }

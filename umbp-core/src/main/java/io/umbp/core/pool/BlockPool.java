@@ -29,6 +29,7 @@ public final class BlockPool {
 
   /** Doomed objects that copies still use. */
   private final Set<PooledObject> lingering = new HashSet<>();
+
   private final long slabBytes;
   private long publishedCount;
   private long unpublishedCount;

@@ -19,12 +19,15 @@ abstract class EmbeddedFixture implements RuntimeFixture {
 
   private static final class TickingClock implements LongSupplier {
     private final ManualClock clock = new ManualClock();
-    private volatile Duration step = Duration.ZERO;
+    private volatile Tick tick = new Tick(Thread.currentThread(), Duration.ZERO);
+
+    private record Tick(Thread reader, Duration step) {}
 
     @Override
     public long getAsLong() {
-      if (!step.isZero()) {
-        clock.advance(step);
+      Tick current = tick;
+      if (current.reader == Thread.currentThread()) {
+        clock.advance(current.step);
       }
       return clock.getAsLong();
     }
@@ -75,7 +78,7 @@ abstract class EmbeddedFixture implements RuntimeFixture {
 
   @Override
   public void tickOnRead(Duration step) {
-    clock.step = step;
+    clock.tick = new TickingClock.Tick(Thread.currentThread(), step);
   }
 
   @Override

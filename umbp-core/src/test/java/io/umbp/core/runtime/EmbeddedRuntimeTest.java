@@ -33,6 +33,7 @@ import io.umbp.testkit.FakeGpuCopyEngine;
 import io.umbp.testkit.ManualClock;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutorService;
@@ -211,6 +212,75 @@ class EmbeddedRuntimeTest {
     assertEquals(0, narrow.worker.publish(store));
     wide.worker.await(wide.load(ints(1), 6), LONG);
     wide.assertHas(6, 1);
+  }
+
+  @Test
+  void case4AnotherByteFormatOrRevisionIsAnotherNamespace() {
+    EmbeddedRuntime runtime = runtime(EmbeddedRuntime.builder().capacityBytes(1 << 20));
+    Rig rig = new Rig(runtime, 65_536);
+    rig.storeAndPublish(1);
+    for (String other : List.of("m-fp8", "m-r2")) {
+      UMBPNamespace namespace = new UMBPNamespace(other);
+      UMBPSchedulerHandle scheduler =
+          runtime.createSchedulerHandle(namespace, TOPOLOGY, layout(32_768));
+      BlockKeys sameHash = BlockKeys.of(namespace, RANK, 0, BlockHashes.of(List.of(hash(1))));
+      assertArrayEquals(new boolean[] {false}, scheduler.lookup(sameHash));
+      assertArrayEquals(new boolean[] {false}, scheduler.lookup(keys(1)));
+    }
+    assertArrayEquals(new boolean[] {true}, rig.lookup(1));
+  }
+
+  @Test
+  void case5EachPipelineStageHasItsOwnObjects() {
+    EmbeddedRuntime runtime = runtime(EmbeddedRuntime.builder().capacityBytes(1 << 20));
+    List<RankTopology> stages = new ArrayList<>();
+    List<UMBPWorkerHandle> workers = new ArrayList<>();
+    long[] bases = new long[2];
+    for (int stage = 0; stage < 2; stage++) {
+      RankTopology topology = RankTopology.ofGlobalRank(stage, 1, 1, 1, 2);
+      UMBPWorkerHandle worker =
+          runtime.createWorkerHandle(
+              NAMESPACE,
+              topology,
+              new KVLayoutDescriptor(
+                  List.of(new KVRegion("layer" + stage, 0, 100, 100, 0, 16)), topology));
+      bases[stage] = gpu.malloc(0, 400);
+      gpu.fill(bases[stage], 100, (byte) (stage + 1));
+      worker.registerBuffers(
+          Map.of(
+              "layer" + stage, KVCacheTensor.device(bases[stage], 400, 0).blocks(4, 100).build()));
+      stages.add(topology);
+      workers.add(worker);
+    }
+    UMBPSchedulerHandle scheduler =
+        runtime.createSchedulerHandle(
+            NAMESPACE,
+            stages.get(0),
+            new KVLayoutDescriptor(
+                List.of(new KVRegion("layer0", 0, 100, 100, 0, 16)), stages.get(0)));
+    BlockKeys allStages = keys(1).onRanks(stages.get(0).allNamespaces());
+    for (int stage = 0; stage < 2; stage++) {
+      BlockKeys own = keys(1).onRanks(List.of(stages.get(stage).localNamespace()));
+      TransferJobState stored =
+          workers
+              .get(stage)
+              .await(
+                  workers
+                      .get(stage)
+                      .store(BlockStoreBatch.of("r", own, 0), DeviceFence.hostComplete()),
+                  LONG);
+      assertEquals(1, workers.get(stage).publish(stored), "a stage is not skipped");
+      assertArrayEquals(new boolean[] {true, stage == 1}, scheduler.lookup(allStages));
+    }
+    assertEquals(2, runtime.stats().publishedObjects());
+    for (int stage = 0; stage < 2; stage++) {
+      BlockKeys own = keys(1).onRanks(List.of(stages.get(stage).localNamespace()));
+      UMBPWorkerHandle worker = workers.get(stage);
+      worker.await(worker.load(BlockLoadBatch.of("r", own, 3), DeviceFence.hostComplete()), LONG);
+      byte[] expected = new byte[100];
+      Arrays.fill(expected, (byte) (stage + 1));
+      assertArrayEquals(expected, gpu.read(bases[stage] + 300, 100));
+    }
   }
 
   @Test

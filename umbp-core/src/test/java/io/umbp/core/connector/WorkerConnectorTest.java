@@ -1,0 +1,215 @@
+package io.umbp.core.connector;
+
+import static io.umbp.core.connector.ConnectorRig.blocks;
+import static io.umbp.core.connector.ConnectorRig.hashes;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import io.umbp.api.BlockHashes;
+import io.umbp.api.BlockKeys;
+import io.umbp.api.BlockLoadBatch;
+import io.umbp.api.BlockStoreBatch;
+import io.umbp.api.DeviceFence;
+import io.umbp.api.RankTopology;
+import io.umbp.api.StoreEventResult;
+import io.umbp.api.StoreEventResult.StoredObject;
+import io.umbp.api.UMBPConnectorMetadata;
+import io.umbp.api.UMBPConnectorWorkerMetadata;
+import io.umbp.api.UMBPException;
+import io.umbp.api.UMBPNamespace;
+import io.umbp.core.connector.LoadResult.FailedBlock;
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.junit.jupiter.api.DisplayName;
+import org.junit.jupiter.api.Test;
+
+class WorkerConnectorTest {
+  private static final WorkerConnector.Report NOTHING =
+      new WorkerConnector.Report(List.of(), new UMBPConnectorWorkerMetadata(Map.of()));
+  private static final DeviceFence DONE = DeviceFence.hostComplete();
+
+  private static BlockKeys keys(BlockHashes hashes) {
+    return BlockKeys.of(new UMBPNamespace("m"), RankTopology.single().localNamespace(), 0, hashes);
+  }
+
+  private static UMBPConnectorMetadata load(String request, BlockHashes hashes, int... blockIds) {
+    BlockLoadBatch batch = BlockLoadBatch.of(request, keys(hashes), blockIds);
+    return new UMBPConnectorMetadata(
+        Map.of(request, batch), Map.of(), UMBPConnectorMetadata.NO_EVENT);
+  }
+
+  private static UMBPConnectorMetadata store(
+      long event, String request, BlockHashes hashes, int... blockIds) {
+    BlockStoreBatch batch = BlockStoreBatch.of(request, keys(hashes), blockIds);
+    return new UMBPConnectorMetadata(Map.of(), Map.of(request, batch), event);
+  }
+
+  private static UMBPConnectorWorkerMetadata event(long event, Set<StoredObject> failed) {
+    return new UMBPConnectorWorkerMetadata(Map.of(event, new StoreEventResult(1, failed)));
+  }
+
+  @Test
+  @DisplayName("case 23: loads into 10, 11, 12 of which 12 fails report exactly {12}, once")
+  void aFailedLoadNamesItsBlocksOnce() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      BlockHashes hashes = hashes(1, 3);
+      for (int block = 0; block < 3; block++) {
+        rig.fill(0, 0, block, block + 1);
+      }
+      rig.store("first", 48, hashes, 0, 1, 2);
+      WorkerConnector worker = rig.workers.get(0);
+      rig.copies.failNext((row, key) -> key == 2);
+      worker.startLoads(load("r", hashes, 10, 11, 12), DONE);
+      assertEquals(NOTHING, worker.poll(), "the copy has not run");
+      assertEquals(1, worker.runningCount());
+      rig.gpu.runAll();
+      assertEquals(
+          List.of(new LoadResult("r", List.of(new FailedBlock(0, 12)))), worker.poll().loads());
+      assertEquals(NOTHING, worker.poll());
+      assertEquals(0, worker.runningCount());
+      assertTrue(rig.holds(0, 0, 10, 1));
+      assertTrue(rig.holds(0, 0, 11, 2));
+    }
+  }
+
+  @Test
+  void aMissIsAFailedBlock() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      WorkerConnector worker = rig.workers.get(0);
+      worker.startLoads(load("r", hashes(1, 1), 10), DONE);
+      assertEquals(
+          List.of(new LoadResult("r", List.of(new FailedBlock(0, 10)))), worker.poll().loads());
+    }
+  }
+
+  @Test
+  @DisplayName("case 20: of h0..h3 with a failed h2 exactly h0, h1 and h3 are published")
+  void onlyWholeObjectsArePublished() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      BlockHashes hashes = hashes(1, 4);
+      WorkerConnector worker = rig.workers.get(0);
+      rig.copies.failNext((row, key) -> key == 2);
+      worker.startStores(store(7, "r", hashes, 0, 1, 2, 3), DONE);
+      assertEquals(NOTHING, worker.poll(), "the copy has not run");
+      rig.gpu.runAll();
+      assertEquals(event(7, Set.of(new StoredObject(0, hashes.get(2)))), worker.poll().metadata());
+      assertEquals(NOTHING, worker.poll());
+      boolean[] present = rig.store.lookup(keys(hashes));
+      assertEquals(
+          List.of(true, true, false, true),
+          List.of(present[0], present[1], present[2], present[3]));
+    }
+  }
+
+  @Test
+  void nothingIsVisibleBeforeItIsPolled() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      BlockHashes hashes = hashes(1, 1);
+      rig.workers.get(0).startStores(store(0, "r", hashes, 0), DONE);
+      rig.gpu.runAll();
+      assertEquals(0, rig.hit(17, hashes));
+      rig.workers.get(0).poll();
+      assertEquals(16, rig.hit(17, hashes));
+    }
+  }
+
+  @Test
+  void anEventWithoutAJobOnThisRankIsReported() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      WorkerConnector worker = rig.workers.get(0);
+      worker.startStores(store(3, "r", hashes(1, 0)), DONE);
+      assertEquals(event(3, Set.of()), worker.poll().metadata());
+      assertEquals(NOTHING, worker.poll());
+    }
+  }
+
+  @Test
+  void anEventOfSeveralRequestsEndsWithItsLast() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      WorkerConnector worker = rig.workers.get(0);
+      rig.copies.holdNext(1);
+      worker.startStores(
+          new UMBPConnectorMetadata(
+              Map.of(),
+              Map.of(
+                  "a", BlockStoreBatch.of("a", keys(hashes(1, 1)), 0),
+                  "b", BlockStoreBatch.of("b", keys(hashes(2, 1)), 1)),
+              5),
+          DONE);
+      rig.gpu.runAll();
+      assertEquals(NOTHING, worker.poll(), "one store is held");
+      assertEquals(1, rig.runtime.stats().publishedObjects());
+      rig.copies.releaseCopies();
+      rig.gpu.runAll();
+      assertEquals(event(5, Set.of()), worker.poll().metadata());
+      assertEquals(2, rig.runtime.stats().publishedObjects());
+    }
+  }
+
+  @Test
+  void theKeysAreThoseOfTheRank() {
+    try (ConnectorRig rig = new ConnectorRig(2, 8, 16, 16)) {
+      BlockHashes hashes = hashes(1, 1);
+      rig.workers.get(1).startStores(store(0, "r", hashes, 0), DONE);
+      rig.gpu.runAll();
+      rig.workers.get(1).poll();
+      BlockKeys bothRanks = keys(hashes).onRanks(RankTopology.tensorParallel(0, 2).allNamespaces());
+      boolean[] present = rig.store.lookup(bothRanks);
+      assertEquals(List.of(false, true), List.of(present[0], present[1]));
+    }
+  }
+
+  @Test
+  void aRefusedLoadIsThrownAndReportedAndKeepsNoOtherFromStarting() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      BlockHashes hashes = hashes(1, 2);
+      rig.store("first", 32, hashes, 0, 1);
+      WorkerConnector worker = rig.workers.get(0);
+      UMBPConnectorMetadata step =
+          new UMBPConnectorMetadata(
+              Map.of(
+                  "good", BlockLoadBatch.of("good", keys(hashes), 10, 11),
+                  "bad", BlockLoadBatch.of("bad", keys(hashes), 12, ConnectorRig.BLOCKS)),
+              Map.of(),
+              UMBPConnectorMetadata.NO_EVENT);
+      UMBPException refusal =
+          assertThrows(UMBPException.class, () -> worker.startLoads(step, DONE));
+      assertTrue(refusal.getMessage().contains("256"), refusal.getMessage());
+      rig.gpu.runAll();
+      assertEquals(
+          Set.of(
+              new LoadResult("good", List.of()),
+              new LoadResult(
+                  "bad", List.of(new FailedBlock(0, 12), new FailedBlock(0, ConnectorRig.BLOCKS)))),
+          Set.copyOf(worker.poll().loads()));
+    }
+  }
+
+  @Test
+  void aRefusedStoreIsThrownAndItsEventEndsAllTheSame() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      BlockHashes hashes = hashes(1, 1);
+      WorkerConnector worker = rig.workers.get(0);
+      assertTrue(rig.handles.get(0).unregisterBuffers(Duration.ZERO));
+      UMBPException refusal =
+          assertThrows(
+              UMBPException.class, () -> worker.startStores(store(2, "r", hashes, 0), DONE));
+      assertEquals(UMBPException.Reason.NOT_REGISTERED, refusal.reason());
+      assertEquals(event(2, Set.of(new StoredObject(0, hashes.get(0)))), worker.poll().metadata());
+    }
+  }
+
+  @Test
+  void aStoreWithoutRoomIsAFailedObject() {
+    try (ConnectorRig rig = new ConnectorRig(1, 2, 16, 16)) {
+      BlockHashes hashes = hashes(1, 3);
+      WorkerConnector worker = rig.workers.get(0);
+      worker.startStores(store(0, "r", hashes, blocks(0, 3)), DONE);
+      rig.gpu.runAll();
+      assertEquals(event(0, Set.of(new StoredObject(0, hashes.get(2)))), worker.poll().metadata());
+    }
+  }
+}
