@@ -299,7 +299,7 @@ final class HostCopyTicket implements CopyTicket {
     }
     int end = markEnd[mark];
     for (Chunk chunk : chunks) {
-      if (chunk.from < end && chunk.reached.get() < Math.min(end, chunk.to)) {
+      if (chunk.reached.get() < Math.min(end, chunk.to)) {
         return false;
       }
     }

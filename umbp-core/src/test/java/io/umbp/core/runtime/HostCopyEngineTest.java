@@ -27,9 +27,11 @@ import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
 import java.time.Duration;
 import java.util.ArrayDeque;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Queue;
 import java.util.Random;
+import java.util.Set;
 import java.util.concurrent.Executor;
 import java.util.concurrent.RejectedExecutionException;
 import org.junit.jupiter.api.DisplayName;
@@ -114,13 +116,16 @@ class HostCopyEngineTest {
   }
 
   @Test
-  @DisplayName("case 56: the caller may move position and limit of its buffer after registering it")
+  @DisplayName(
+      "case 56: the caller may move position and limit of a buffer once its tensor is built")
   void ignoresLaterPositions() {
     ByteBuffer buffer = random(4096, 1);
     HostCopyEngine engine = new HostCopyEngine();
-    long base = engine.register(KVCacheTensor.host(buffer).blocks(1, 4096).build());
+    KVCacheTensor tensor = KVCacheTensor.host(buffer).blocks(1, 4096).build();
+    buffer.limit(2048);
+    long base = engine.register(tensor);
     HostSlab slab = engine.allocateSlab(4096);
-    buffer.position(4000).limit(4001);
+    buffer.limit(4001).position(4000);
     copyOne(engine, TransferDirection.STORE, base, slab.baseAddress(), 4096);
     assertArrayEquals(bytes(buffer.duplicate().clear(), 0, 4096), bytes(slab.buffer(), 0, 4096));
     assertEquals(4000, buffer.position());
@@ -225,6 +230,43 @@ class HostCopyEngineTest {
     assertEquals(base, engine.register(tensor));
     engine.unregister(tensor);
     copyOne(engine, TransferDirection.STORE, base, slab.baseAddress(), 16);
+    engine.unregister(tensor);
+    refused(
+        Reason.INVALID_ARGUMENT,
+        () -> copyOne(engine, TransferDirection.STORE, base, slab.baseAddress(), 16));
+  }
+
+  @Test
+  void keepsTwoPartsOfOneBufferApart() {
+    ByteBuffer buffer = random(64, 1);
+    HostCopyEngine engine = new HostCopyEngine();
+    HostSlab slab = engine.allocateSlab(16);
+    engine.register(KVCacheTensor.host(buffer.limit(16)).blocks(1, 16).build());
+    buffer.limit(48).position(32);
+    long base = engine.register(KVCacheTensor.host(buffer).blocks(1, 16).build());
+    copyOne(engine, TransferDirection.STORE, base, slab.baseAddress(), 16);
+    assertArrayEquals(bytes(buffer, 32, 16), bytes(slab.buffer(), 0, 16));
+  }
+
+  @Test
+  @DisplayName("rule 5: a batch that is changed while it is copied fails the changed keys")
+  void failsRowsThatWereChanged() {
+    SteppedExecutor executor = new SteppedExecutor();
+    HostCopyEngine engine = HostCopyEngine.on(executor);
+    long base = engine.register(KVCacheTensor.host(random(64, 1)).blocks(1, 64).build());
+    HostSlab slab = engine.allocateSlab(64);
+    CopyBatch batch = batch(TransferDirection.STORE, 3);
+    for (int row = 0; row < 3; row++) {
+      batch.add(base, slab.baseAddress() + row * 8L, 8, row);
+    }
+    CopyTicket ticket = engine.submit(batch, DeviceFence.none());
+    batch.length()[0] = 65;
+    batch.device()[1] = -1;
+    executor.runAll();
+    assertTrue(ticket.poll());
+    assertTrue(String.valueOf(ticket.failure(0)).contains("IndexOutOfBounds"));
+    assertTrue(String.valueOf(ticket.failure(1)).contains("was changed"));
+    assertNull(ticket.failure(2));
   }
 
   @Test
@@ -548,25 +590,37 @@ class HostCopyEngineTest {
   }
 
   @Test
-  @DisplayName("a stale address is refused although hundreds of slabs came after it")
+  @DisplayName("a stale address is refused for long, and its second release frees no other slab")
   void doesNotReuseAddressesSoon() {
     HostCopyEngine engine = new HostCopyEngine();
     long base = engine.register(KVCacheTensor.host(random(64, 1)).blocks(1, 64).build());
     HostSlab stale = engine.allocateSlab(64);
     engine.releaseSlab(stale);
-    for (int i = 0; i < 1000; i++) {
-      HostSlab slab = engine.allocateSlab(64);
-      if (i < 100) {
-        refused(
-            Reason.INVALID_ARGUMENT,
-            () -> copyOne(engine, TransferDirection.STORE, base, stale.baseAddress(), 64));
-      }
-      copyOne(engine, TransferDirection.STORE, base, slab.baseAddress(), 64);
-      if (i % 2 == 0) {
-        engine.releaseSlab(slab);
-      }
+    HostSlab slab = engine.allocateSlab(64);
+    int rounds = 0;
+    while (slab.baseAddress() != stale.baseAddress()) {
+      refused(
+          Reason.INVALID_ARGUMENT,
+          () -> copyOne(engine, TransferDirection.STORE, base, stale.baseAddress(), 64));
+      engine.releaseSlab(slab);
+      slab = engine.allocateSlab(64);
+      rounds++;
     }
+    assertTrue(rounds > 100, "reused after " + rounds);
     engine.releaseSlab(stale);
+    copyOne(engine, TransferDirection.STORE, base, slab.baseAddress(), 64);
+  }
+
+  @Test
+  void holdsThousandsOfSlabs() {
+    HostCopyEngine engine = new HostCopyEngine();
+    long base = engine.register(KVCacheTensor.host(random(64, 1)).blocks(1, 64).build());
+    Set<Long> addresses = new HashSet<>();
+    for (int i = 0; i < 2000; i++) {
+      HostSlab slab = engine.allocateSlab(64);
+      assertTrue(addresses.add(slab.baseAddress()));
+      copyOne(engine, TransferDirection.STORE, base, slab.baseAddress(), 64);
+    }
     assertEquals(CloseResult.CLEAN, engine.close(Duration.ZERO));
   }
 }
