@@ -211,16 +211,6 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
 
   /** The text of a key up to and including the 'g' of the group. */
   static String prefix(UMBPNamespace namespace, RankNamespace rank) {
-    return "umbp:vllm:v1:"
-        + namespace.value()
-        + ":tp"
-        + rank.tp()
-        + ":pcp"
-        + rank.pcp()
-        + ":dcp"
-        + rank.dcp()
-        + ":pp"
-        + rank.pp()
-        + ":g";
+    return "umbp:vllm:v1:" + namespace + ':' + rank + ":g";
   }
 }

@@ -25,7 +25,7 @@ public sealed interface DeviceFence {
   /** The caller has already waited: nothing on any device still uses the blocks. */
   record HostComplete() implements DeviceFence {}
 
-  /** No ordering at all; legal for host memory only. */
+  /** No ordering at all; legal for host memory only, where it means the same as HostComplete. */
   record None() implements DeviceFence {}
 
   /**

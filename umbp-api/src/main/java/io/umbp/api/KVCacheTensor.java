@@ -98,7 +98,7 @@ public final class KVCacheTensor {
       int index = slices.size();
       if (!slab.isDirect()) {
         throw UMBPException.invalid(
-            "slab %d is heap memory; only direct buffers can be registered", index);
+            "slab %d is heap memory; register direct buffers, or copy through HostKVPages", index);
       }
       if (slab.isReadOnly()) {
         throw UMBPException.invalid("slab %d is read-only; loads write into it", index);
@@ -188,6 +188,9 @@ public final class KVCacheTensor {
      * @return the tensor
      */
     public KVCacheTensor build() {
+      if (blockCount == 0 && blockStride == 0) {
+        throw UMBPException.invalid("the tensor's blocks(count, strideBytes) are not set");
+      }
       if (blockCount <= 0 || blockStride <= 0) {
         throw UMBPException.invalid(
             "tensor has %d blocks of stride %d, both must be > 0", blockCount, blockStride);

@@ -13,10 +13,14 @@ import java.util.List;
  *
  * @param layerName unique name of the layer (K and V may be two names), not empty
  * @param groupId KV cache group, at least 0
- * @param blockStride bytes from one block's start to the next, above 0
+ * @param blockStride bytes from one block's start to the next, above 0. The registered tensor may
+ *     have a smaller stride that divides it: then one block is that many of the tensor's (kernel)
+ *     blocks in a row
  * @param blockBytes bytes of one block that are really copied, above 0; at most blockStride when
  *     there are no page segments
- * @param objectOffset bytes before this page in an object of all groups, at least 0
+ * @param objectOffset bytes before this page when the pages of all groups are laid one after
+ *     another, at least 0: a running sum of blockBytes over the whole layout. It places the ranges
+ *     of a block planned without a group; an object of one group counts from its own first page
  * @param blockSize tokens in one block, above 0
  * @param pageSegments runs of one page, their lengths adding up to blockBytes; empty when the page
  *     is one run; copied

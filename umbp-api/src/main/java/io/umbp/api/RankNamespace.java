@@ -17,4 +17,14 @@ public record RankNamespace(int tp, int pcp, int dcp, int pp) {
           "ranks must be >= 0, but are tp %d, pcp %d, dcp %d, pp %d", tp, pcp, dcp, pp);
     }
   }
+
+  /**
+   * Returns the ranks as they stand in keys.
+   *
+   * @return text such as {@code tp1:pcp0:dcp1:pp0}
+   */
+  @Override
+  public String toString() {
+    return "tp" + tp + ":pcp" + pcp + ":dcp" + dcp + ":pp" + pp;
+  }
 }

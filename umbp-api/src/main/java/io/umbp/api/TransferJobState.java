@@ -33,7 +33,7 @@ public final class TransferJobState {
     OVERDUE,
     /** Final: every key is {@link KeyOutcome#COMPLETED}. */
     COMPLETED,
-    /** Final: some key did not complete. */
+    /** Final: some key missed, failed, timed out or was rejected; the others are good. */
     FAILED,
     /** Final: some key was cancelled, and the others completed. */
     CANCELLED

@@ -9,6 +9,10 @@ public interface UMBPSchedulerHandle extends AutoCloseable {
    * published object. Has no side effect: pins nothing, touches no recency. Text that is no key of
    * this handle's namespace is a miss.
    *
+   * <p>A prefix hit is the leading run of blocks that are present on every rank and in every group.
+   * An engine needs the logits of the last prompt token, so it loads at most {@code (tokens - 1) /
+   * blockSize} blocks of it.
+   *
    * @param keys key texts; {@link BlockKeys} is answered without building any
    * @return one answer a key, in order
    * @throws UMBPException CLOSED

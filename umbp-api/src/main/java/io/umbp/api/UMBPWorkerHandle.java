@@ -20,8 +20,9 @@ public interface UMBPWorkerHandle {
    *
    * @param kvCaches a tensor for each layer of the layout, all on one device or all in host memory;
    *     the memory is shared until it is unregistered
-   * @throws UMBPException INVALID_ARGUMENT when a layer is missing or unknown, strides or sizes do
-   *     not fit the layout, or two layers of a group overlap; CLOSED
+   * @throws UMBPException INVALID_ARGUMENT when a layer is missing or unknown, sizes do not fit the
+   *     layout, a tensor's stride does not divide its region's, or two layers of a group overlap;
+   *     CLOSED
    */
   void registerBuffers(Map<String, KVCacheTensor> kvCaches);
 
@@ -77,10 +78,12 @@ public interface UMBPWorkerHandle {
 
   /**
    * Makes the completed keys of a store visible. Late, cleared and failed keys are left out. Works
-   * once for each key; a second call changes nothing.
+   * once for each key; a second call changes nothing. A store that is never published stays
+   * invisible and is dropped at its deadline. The blocks may be reused as soon as the store is
+   * final, published or not.
    *
    * @param job a final snapshot of a store job
-   * @return how many keys of the job this call made visible
+   * @return how many keys of the job this call made visible; 0 when all were visible before
    * @throws UMBPException INVALID_ARGUMENT when the job is no store or not final; CLOSED
    */
   int publish(TransferJobState job);

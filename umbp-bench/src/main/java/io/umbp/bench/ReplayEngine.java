@@ -291,6 +291,7 @@ final class ReplayEngine implements AutoCloseable {
       if (nextFailed < failed.size() && failed.get(nextFailed).blockId() == blockId) {
         nextFailed++;
       } else {
+        report.checkedBytes += settings.objectBytes();
         report.corruptBytes += rank.wrongBytes(blockId, session.hashes[i]);
       }
     }

@@ -22,6 +22,7 @@ final class ReplayReport {
   long evictedObjects;
   long loadedBytes;
   long failedKeys;
+  long checkedBytes;
   long corruptBytes;
   long elapsedNanos;
 
@@ -68,6 +69,9 @@ final class ReplayReport {
     if (name.equals("hit_blocks") && lookupBlocks > 0) {
       return String.format(
           Locale.ROOT, "  %.1f %% of the lookup blocks", 100.0 * hitBlocks / lookupBlocks);
+    }
+    if (name.equals("corrupt_bytes")) {
+      return String.format(Locale.ROOT, "  of %,d loaded and checked", checkedBytes);
     }
     return "";
   }

@@ -1,8 +1,6 @@
 package io.umbp.core;
 
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
-import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.umbp.api.BlockHash;
 import io.umbp.api.BlockHashes;
@@ -21,9 +19,8 @@ import io.umbp.core.identity.BlockIdentityCodec;
 import io.umbp.core.runtime.EmbeddedRuntime;
 import io.umbp.core.runtime.HostKVPages;
 import java.io.IOException;
-import java.nio.file.Files;
-import java.nio.file.Path;
 import java.time.Duration;
+import java.util.Arrays;
 import java.util.List;
 import org.junit.jupiter.api.Test;
 
@@ -39,12 +36,13 @@ class ReadmeExampleTest {
     RankTopology rank = RankTopology.single();
     KVLayoutDescriptor layout =
         new KVLayoutDescriptor(
-            List.of( // layer name, group, block stride, block bytes, object offset, tokens
-                new KVRegion("layer0", 0, 4096, 4096, 0, 16),
-                new KVRegion("layer1", 0, 4096, 4096, 4096, 16)),
+            List.of( // name, group, bytes between blocks, bytes of a block, bytes before, tokens
+                new KVRegion("layer0.k", 0, 4096, 4096, 0, 16),
+                new KVRegion("layer0.v", 0, 4096, 4096, 4096, 16)),
             rank);
     HostKVPages pages = HostKVPages.create(layout, 8); // the engine's KV pool, here in host memory
-    pages.layer("layer0").put(0, 0, kv, 0, 1024); // block 0, from byte 0 of its page
+    int[] mine = {pages.acquire().getAsInt(), pages.acquire().getAsInt()};
+    pages.layer("layer0.k").put(mine[0], 0, kv, 0, kv.length); // ... and so on for each page
 
     UMBPNamespace model = new UMBPNamespace("my-model-f32-v1");
     EmbeddedRuntime runtime = EmbeddedRuntime.builder().capacityBytes(64L << 20).build();
@@ -52,38 +50,32 @@ class ReadmeExampleTest {
     UMBPWorkerHandle worker = runtime.createWorkerHandle(model, rank, layout);
     worker.registerBuffers(pages.tensors());
 
+    // The hash of a block covers all tokens up to its end: SHA-256(hash of the block before,
+    // tokens).
     BlockHashes hashes = BlockHashes.of(List.of(BlockHash.fromHex("0a"), BlockHash.fromHex("0b")));
     BlockKeys keys = new BlockIdentityCodec(model, rank).localKeys(0, hashes);
     TransferJobState stored =
-        worker.store(BlockStoreBatch.of("request-1", keys, 0, 1), DeviceFence.hostComplete());
+        worker.store(BlockStoreBatch.of("request-1", keys, mine), DeviceFence.none());
     worker.publish(worker.await(stored, Duration.ofSeconds(1)));
 
     boolean[] present = scheduler.lookup(keys); // both are there
+    int[] other = {pages.acquire().getAsInt(), pages.acquire().getAsInt()};
     TransferJobState loaded =
-        worker.load(BlockLoadBatch.of("request-2", keys, 6, 7), DeviceFence.hostComplete());
-    loaded = worker.await(loaded, Duration.ofSeconds(1)); // blocks 6, 7 now hold what 0, 1 held
-    runtime.close(Duration.ofSeconds(5));
+        worker.load(BlockLoadBatch.of("request-2", keys, other), DeviceFence.none());
+    loaded = worker.await(loaded, Duration.ofSeconds(1));
+    if (loaded.status() != TransferJobState.Status.COMPLETED) {
+      throw new IllegalStateException("recompute " + Arrays.toString(loaded.failedBlockIds()));
+    }
+    runtime.close(Duration.ofSeconds(5)); // closes the handles too
     // example-end
     assertArrayEquals(new boolean[] {true, true}, present);
-    assertEquals(TransferJobState.Status.COMPLETED, loaded.status());
     float[] restored = new float[1024];
-    pages.layer("layer0").take(6, 0, restored, 0, 1024);
+    pages.layer("layer0.k").take(other[0], 0, restored, 0, 1024);
     assertArrayEquals(kv, restored);
   }
 
   @Test
   void theReadmeShowsThisVeryExample() throws IOException {
-    Path module = Path.of("").toAbsolutePath();
-    List<String> source =
-        Files.readAllLines(module.resolve("src/test/java/io/umbp/core/ReadmeExampleTest.java"));
-    List<String> example =
-        source
-            .subList(
-                source.indexOf("    // example-begin") + 1, source.indexOf("    // example-end"))
-            .stream()
-            .map(line -> line.isEmpty() ? line : line.substring(4))
-            .toList();
-    String readme = Files.readString(module.resolve("../README.md"));
-    assertTrue(readme.contains(String.join("\n", example)));
+    ExampleText.assertShown("src/test/java/io/umbp/core/ReadmeExampleTest.java", "../README.md", 4);
   }
 }

@@ -70,7 +70,7 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
             RankTopology.tensorParallel(3, 4).localNamespace(),
             0,
             ToyEngine.hashes(0));
-    refusesTransfer(engine, foreignRank, 10, "tp=3");
+    refusesTransfer(engine, foreignRank, 10, "tp3");
 
     RuntimeFixture.Counts counts = engine.fixture.counts();
     assertEquals(ToyEngine.OBJECT_BYTES, counts.usedBytes());

@@ -8,6 +8,7 @@ import io.umbp.api.RankNamespace;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.spi.HostSlab;
+import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.core.pool.PooledObject.State;
 import java.util.HashSet;
 import java.util.List;
@@ -36,6 +37,7 @@ public final class BlockPool {
   private long pinCount;
   private long storedCount;
   private long evictedCount;
+  private long droppedCount;
   private long doubleReleaseCount;
   private boolean isOutOfMemory;
 
@@ -61,15 +63,15 @@ public final class BlockPool {
    * @param objectBytes size of its objects
    */
   public void checkObjectSize(int groupId, long objectBytes) {
-    if (objectBytes > slabBytes) {
-      throw UMBPException.invalid(
-          "an object of group %d has %d bytes, more than a slab's %d; slabs can be set up to %d",
-          groupId, objectBytes, slabBytes, 1L << 30);
-    }
     if (objectBytes > capacityBytes) {
       throw UMBPException.invalid(
           "an object of group %d has %d bytes, more than the pool's capacity of %d",
           groupId, objectBytes, capacityBytes);
+    }
+    if (objectBytes > slabBytes) {
+      throw UMBPException.invalid(
+          "an object of group %d has %d bytes, more than a slab's %d; slabBytes can be up to %d",
+          groupId, objectBytes, slabBytes, KVCopyEngine.MAX_SLAB_BYTES);
     }
   }
 
@@ -288,6 +290,7 @@ public final class BlockPool {
   public void unhold(PooledObject object) {
     object.holders--;
     if (object.holders == 0 && object.state == State.COMPLETE) {
+      droppedCount++;
       doom(object, KeyReason.NONE);
     }
   }
@@ -392,6 +395,7 @@ public final class BlockPool {
         pinCount,
         storedCount,
         evictedCount,
+        droppedCount,
         doubleReleaseCount);
   }
 

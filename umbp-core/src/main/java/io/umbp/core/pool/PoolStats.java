@@ -12,6 +12,8 @@ package io.umbp.core.pool;
  * @param leases pins held by running copies
  * @param storedObjects objects whose bytes have landed since the start
  * @param evictedObjects published objects removed to make room since the start
+ * @param droppedObjects objects whose bytes had landed and that nobody published: the job was
+ *     cancelled, or its deadline passed first
  * @param doubleReleases pins given back twice since the start; above 0 it is a defect of the
  *     runtime
  */
@@ -25,4 +27,5 @@ public record PoolStats(
     long leases,
     long storedObjects,
     long evictedObjects,
+    long droppedObjects,
     long doubleReleases) {}

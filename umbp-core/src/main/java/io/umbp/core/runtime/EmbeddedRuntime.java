@@ -131,7 +131,9 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
 
     /**
-     * Lets background work run on an executor; without one nothing runs unless called.
+     * Lets background work run on an executor; without one nothing runs unless called. With the
+     * default copy engine that also decides where copies run: on the executor, or without one
+     * inside {@code load} and {@code store}, which then return when the bytes have moved.
      *
      * @param executor shared; its threads are never interrupted
      * @return this

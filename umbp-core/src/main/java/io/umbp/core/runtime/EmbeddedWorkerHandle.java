@@ -70,7 +70,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
           checkOpen();
           if (registration != null || isRegistering) {
             throw UMBPException.invalid(
-                "the buffers of rank %s are registered; unregister them first", rank);
+                "the buffers of %s are registered; unregister them first", rank);
           }
           isRegistering = true;
         });
@@ -92,7 +92,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
             });
     if (isTooLate) {
       runtime.unregister(registered);
-      throw UMBPException.closed("worker handle of rank " + rank);
+      throw UMBPException.closed("worker handle of " + rank);
     }
   }
 
@@ -162,6 +162,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       TransferDirection direction, List<BlockTransferPlan> plans, DeviceFence fence) {
     BlockTransferBatch batch = PlanChecks.toBatch(direction, plans);
     PlanChecks.checkKeys(batch.keys(), namespace, rank);
+    Objects.requireNonNull(fence, "fence");
     runtime.tick();
     TransferJob job = runtime.callLocked(() -> admit(direction, batch, plans, fence));
     try {
@@ -197,7 +198,9 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     if (current == null || current.isRetiring) {
       throw new UMBPException(
           UMBPException.Reason.NOT_REGISTERED,
-          "the buffers of rank " + rank + " are not registered, or are being unregistered");
+          "the buffers of "
+              + rank
+              + " are not registered (registerBuffers), or are being taken back");
     }
     if (current.isDevice() && fence instanceof DeviceFence.None) {
       throw new UMBPException(
@@ -226,7 +229,12 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     for (int key = 0; key < addresses.length; key++) {
       PooledObject object = runtime.pool.findPublished(space(keys, key), keys.hashes(), key);
       if (object == null) {
-        job.end(key, KeyOutcome.MISS, KeyReason.NONE, null);
+        boolean isUnpublished = runtime.pool.find(space(keys, key), keys.hashes(), key) != null;
+        job.end(
+            key,
+            KeyOutcome.MISS,
+            KeyReason.NONE,
+            isUnpublished ? "the object is being stored, or stored and not published" : null);
       } else if (hasOtherSize(job, key, object)) {
         endWithOtherSize(job, key, object);
       } else {
@@ -487,7 +495,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
   private void checkOpen() {
     runtime.checkOpen();
     if (isClosed) {
-      throw UMBPException.closed("worker handle of rank " + rank);
+      throw UMBPException.closed("worker handle of " + rank);
     }
   }
 

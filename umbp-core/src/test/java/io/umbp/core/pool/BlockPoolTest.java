@@ -14,6 +14,7 @@ import io.umbp.api.UMBPNamespace;
 import java.util.HashSet;
 import java.util.Set;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.function.Executable;
 
 class BlockPoolTest {
   @Test
@@ -168,6 +169,7 @@ class BlockPoolTest {
     assertEquals(1024, pool.stats().usedBytes());
     pool.unhold(object);
     assertEquals(0, pool.stats().usedBytes());
+    assertEquals(1, pool.stats().droppedObjects());
     assertNull(pool.find(fixture.space(0), PoolFixture.hash(1), 0));
   }
 
@@ -187,18 +189,20 @@ class BlockPoolTest {
 
   @Test
   void objectsThatNeverFitAreRefusedWithTheLimit() {
-    PoolFixture fixture = new PoolFixture(1000, 2000);
-    assertTrue(
-        assertThrows(UMBPException.class, () -> fixture.pool.checkObjectSize(3, 2001))
-            .getMessage()
-            .contains("an object of group 3 has 2001 bytes, more than a slab's 2000"));
-    assertTrue(
-        assertThrows(UMBPException.class, () -> fixture.pool.checkObjectSize(3, 1001))
-            .getMessage()
-            .contains("more than the pool's capacity of 1000"));
-    assertTrue(
-        assertThrows(UMBPException.class, () -> fixture.space(1024))
-            .getMessage()
-            .contains("group id 1024 exceeds the limit of 1023"));
+    BlockPool pool = new PoolFixture(10_000, 2000).pool;
+    assertRefused(
+        "an object of group 3 has 2001 bytes, more than a slab's 2000; slabBytes can be up to"
+            + " 1073741824",
+        () -> pool.checkObjectSize(3, 2001));
+    assertRefused(
+        "an object of group 3 has 10001 bytes, more than the pool's capacity of 10000",
+        () -> pool.checkObjectSize(3, 10_001));
+    assertRefused(
+        "group id 1024 exceeds the limit of 1023",
+        () -> pool.keySpace(PoolFixture.NAMESPACE, PoolFixture.RANK, 1024));
+  }
+
+  private static void assertRefused(String message, Executable call) {
+    assertEquals(message, assertThrows(UMBPException.class, call).getMessage());
   }
 }

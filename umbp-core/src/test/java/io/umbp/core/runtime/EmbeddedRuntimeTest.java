@@ -438,6 +438,23 @@ class EmbeddedRuntimeTest {
   }
 
   @Test
+  void aForgottenPublishShowsInTheMissAndInTheCounts() {
+    EmbeddedRuntime runtime = runtime(EmbeddedRuntime.builder().capacityBytes(1 << 20));
+    Rig rig = new Rig(runtime, 1000);
+    TransferJobState stored = rig.worker.await(rig.store(1), LONG);
+    assertEquals(KeyOutcome.COMPLETED, stored.outcome(0));
+    TransferJobState load = rig.load(ints(1, 2), 4, 5);
+    assertEquals(KeyOutcome.MISS, load.outcome(0));
+    assertEquals("the object is being stored, or stored and not published", load.detail(0));
+    assertEquals("", load.detail(1));
+    assertEquals(1, runtime.stats().unpublishedObjects());
+    clock.advance(Duration.ofSeconds(30));
+    assertEquals(0, rig.worker.publish(stored));
+    assertEquals(1, runtime.stats().droppedObjects());
+    assertEquals(0, runtime.stats().usedBytes());
+  }
+
+  @Test
   void wrongInputIsRefusedWithValueAndLimit() {
     EmbeddedRuntime runtime = runtime(EmbeddedRuntime.builder().capacityBytes(1 << 20));
     Rig rig = new Rig(runtime, 1000);
