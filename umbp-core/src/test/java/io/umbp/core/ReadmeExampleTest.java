@@ -28,11 +28,9 @@ import org.junit.jupiter.api.Test;
 class ReadmeExampleTest {
   @Test
   void twoBlocksComeBack() {
-    float[] kv = new float[1024];
-    for (int i = 0; i < kv.length; i++) {
-      kv[i] = i + 0.5f;
-    }
     // example-begin
+    float[] kv = new float[1024]; // one block of one layer's K: 16 tokens of 64 floats
+    Arrays.fill(kv, 0.5f);
     RankTopology rank = RankTopology.single();
     KVLayoutDescriptor layout =
         new KVLayoutDescriptor(
@@ -50,8 +48,7 @@ class ReadmeExampleTest {
     UMBPWorkerHandle worker = runtime.createWorkerHandle(model, rank, layout);
     worker.registerBuffers(pages.tensors());
 
-    // The hash of a block covers all tokens up to its end: SHA-256(hash of the block before,
-    // tokens).
+    // The hash of a block covers the hash of the block before it and its own tokens.
     BlockHashes hashes = BlockHashes.of(List.of(BlockHash.fromHex("0a"), BlockHash.fromHex("0b")));
     BlockKeys keys = new BlockIdentityCodec(model, rank).localKeys(0, hashes);
     TransferJobState stored =
