@@ -16,6 +16,7 @@ import io.umbp.core.pool.PooledObject;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Optional;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -36,8 +37,9 @@ final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
 
   @Override
   public boolean[] lookup(List<String> keys) {
-    boolean[] present = new boolean[keys.size()];
-    @Nullable PooledObject[] objects = findPublished(keys);
+    @Nullable PooledObject[] objects = new PooledObject[keys.size()];
+    findPublished(keys, objects, () -> {});
+    boolean[] present = new boolean[objects.length];
     for (int i = 0; i < present.length; i++) {
       present[i] = objects[i] != null;
     }
@@ -46,36 +48,38 @@ final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
 
   @Override
   public void touch(List<String> keys) {
-    runtime.lock.lock();
-    try {
-      @Nullable PooledObject[] objects = findPublished(keys);
-      for (int i = objects.length - 1; i >= 0; i--) {
-        PooledObject object = objects[i];
-        if (object != null) {
-          runtime.pool.touch(object);
-        }
-      }
-    } finally {
-      runtime.lock.unlock();
-    }
+    @Nullable PooledObject[] objects = new PooledObject[keys.size()];
+    findPublished(
+        keys,
+        objects,
+        () -> {
+          for (int i = objects.length - 1; i >= 0; i--) {
+            PooledObject object = objects[i];
+            if (object != null) {
+              runtime.pool.touch(object);
+            }
+          }
+        });
   }
 
-  private @Nullable PooledObject[] findPublished(List<String> keys) {
-    @Nullable PooledObject[] found = new PooledObject[keys.size()];
-    runtime.lock.lock();
-    try {
-      checkOpen();
-      if (keys instanceof BlockKeys columns) {
-        find(columns, found);
-      } else {
-        for (int i = 0; i < found.length; i++) {
-          found[i] = codec.tryParse(keys.get(i)).map(this::find).orElse(null);
-        }
-      }
-    } finally {
-      runtime.lock.unlock();
-    }
-    return found;
+  /** Finds the objects of keys, null where there is none, and uses them under the same lock. */
+  private void findPublished(
+      List<String> keys, @Nullable PooledObject[] found, Runnable useUnderLock) {
+    // The caller's list is read before the lock is taken.
+    List<Optional<BlockKey>> parsed =
+        keys instanceof BlockKeys ? List.of() : keys.stream().map(codec::tryParse).toList();
+    runtime.runLocked(
+        () -> {
+          checkOpen();
+          if (keys instanceof BlockKeys columns) {
+            find(columns, found);
+          } else {
+            for (int i = 0; i < found.length; i++) {
+              found[i] = parsed.get(i).map(this::find).orElse(null);
+            }
+          }
+          useUnderLock.run();
+        });
   }
 
   private void find(BlockKeys keys, @Nullable PooledObject[] found) {
@@ -116,26 +120,22 @@ final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
   @Override
   public ClearResult clear() {
     runtime.sweep();
-    runtime.lock.lock();
-    try {
-      checkOpen();
-      return runtime.pool.clear(namespace);
-    } finally {
-      runtime.lock.unlock();
-    }
+    return runtime.callLocked(
+        () -> {
+          checkOpen();
+          return runtime.pool.clear(namespace);
+        });
   }
 
   @Override
   public List<BlockKey> takeEvictedKeys() {
-    runtime.lock.lock();
-    try {
-      checkOpen();
-      List<BlockKey> taken = new ArrayList<>(evictedKeys);
-      evictedKeys.clear();
-      return taken;
-    } finally {
-      runtime.lock.unlock();
-    }
+    return runtime.callLocked(
+        () -> {
+          checkOpen();
+          List<BlockKey> taken = new ArrayList<>(evictedKeys);
+          evictedKeys.clear();
+          return taken;
+        });
   }
 
   /** Called under the lock. */
@@ -157,12 +157,10 @@ final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
 
   @Override
   public void close() {
-    runtime.lock.lock();
-    try {
-      isClosed = true;
-      runtime.forget(this);
-    } finally {
-      runtime.lock.unlock();
-    }
+    runtime.runLocked(
+        () -> {
+          isClosed = true;
+          runtime.forget(this);
+        });
   }
 }

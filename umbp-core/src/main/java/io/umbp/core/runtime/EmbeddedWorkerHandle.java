@@ -160,11 +160,13 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   private TransferJobState start(
       TransferDirection direction, List<BlockTransferPlan> plans, DeviceFence fence) {
-    BlockTransferBatch batch = PlanChecks.toBatch(direction, plans);
-    PlanChecks.checkKeys(batch.keys(), namespace, rank);
     Objects.requireNonNull(fence, "fence");
+    // The caller's list is read before the lock is taken.
+    List<BlockTransferPlan> own = plans instanceof BlockTransferBatch ? plans : List.copyOf(plans);
+    BlockTransferBatch batch = PlanChecks.toBatch(direction, own);
+    PlanChecks.checkKeys(batch.keys(), namespace, rank);
     runtime.tick();
-    TransferJob job = runtime.callLocked(() -> admit(direction, batch, plans, fence));
+    TransferJob job = runtime.callLocked(() -> admit(direction, batch, own, fence));
     try {
       long[] addresses = new long[batch.size()];
       if (direction == TransferDirection.STORE) {
@@ -174,7 +176,8 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       }
       submit(job, addresses, fence);
     } catch (Throwable e) {
-      abort(job, "not submitted: " + e);
+      boolean isClosed = e instanceof UMBPException u && u.reason() == UMBPException.Reason.CLOSED;
+      abort(job, isClosed ? KeyReason.CLOSED : KeyReason.COPY_FAILED, "not submitted: " + e);
       if (e instanceof Error) {
         throw e;
       }
@@ -206,6 +209,12 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       throw new UMBPException(
           UMBPException.Reason.FENCE_REQUIRED,
           direction + " on device " + current.deviceOrdinal() + " needs a fence");
+    }
+    if (!current.isDevice() && fence instanceof DeviceFence.OnStream) {
+      throw new UMBPException(
+          UMBPException.Reason.UNSUPPORTED,
+          direction
+              + " of host memory can't wait for a stream; wait for it, then pass hostComplete");
     }
     PlanChecks.checkBlocks(direction, batch, plans, current.planner());
     TransferJob job =
@@ -376,14 +385,14 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
             }));
   }
 
-  private void abort(TransferJob job, String detail) {
+  private void abort(TransferJob job, KeyReason reason, String detail) {
     unregisterIfUnused(
         runtime.callLocked(
             () -> {
               if (job.hasCopyEnded()) {
                 return null;
               }
-              job.abort(KeyReason.COPY_FAILED, detail);
+              job.abort(reason, detail);
               Registration unused = runtime.leave(job);
               runtime.jobs.settleIfOver(job);
               return unused;

@@ -493,6 +493,20 @@ class EmbeddedRuntimeTest {
     assertEquals(0, runtime.stats().usedBytes());
   }
 
+  @Test
+  void hostMemoryDoesNotWaitForAStream() {
+    KVLayoutDescriptor layout = layout(1000);
+    EmbeddedRuntime host = EmbeddedRuntime.builder().capacityBytes(1 << 20).build();
+    UMBPWorkerHandle worker = host.createWorkerHandle(NAMESPACE, TOPOLOGY, layout);
+    worker.registerBuffers(HostKVPages.create(layout, 4).tensors());
+    UMBPException refused =
+        assertThrows(
+            UMBPException.class,
+            () -> worker.store(BlockStoreBatch.of("r", keys(1), 1), DeviceFence.onStream(0, 7)));
+    assertEquals(UMBPException.Reason.UNSUPPORTED, refused.reason());
+    host.close(LONG);
+  }
+
   private static void assertRefused(
       String message, org.junit.jupiter.api.function.Executable call) {
     UMBPException refused = assertThrows(UMBPException.class, call);
