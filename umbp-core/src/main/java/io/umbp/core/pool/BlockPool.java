@@ -149,6 +149,7 @@ public final class BlockPool {
     SlabPool.SizeClass sizeClass = slabs.sizeClass(objectBytes);
     SlabPool.Slab slab = null;
     while (slab == null) {
+      PooledObject victim;
       if (slabs.hasCapacity(sizeClass)) {
         slab = slabs.slabWithFreeSlot(sizeClass);
         if (slab != null || needsSlab(objectBytes)) {
@@ -159,8 +160,11 @@ public final class BlockPool {
           evictAll(other);
           continue;
         }
+        // Only a slot of its own size helps: no slab of another size can become empty.
+        victim = recency.victim(objectBytes);
+      } else {
+        victim = recency.victim();
       }
-      PooledObject victim = recency.victim();
       if (victim == null) {
         return null;
       }

@@ -124,6 +124,37 @@ class BlockPoolTest {
   }
 
   @Test
+  void nothingIsEvictedForAnObjectThatFitsNowhereEvenThen() {
+    PoolFixture fixture = new PoolFixture(8192, 4096);
+    fixture.limitSlabs(1);
+    for (int hash = 0; hash < 3; hash++) {
+      fixture.store(0, hash, 1024);
+    }
+    Lease lease = fixture.pool.lease(1);
+    assertNotNull(fixture.reserve(0, 3, 1024, lease));
+    assertFalse(fixture.store(1, 0, 2048), "the only slab holds an object that is being written");
+    assertEquals(0, fixture.evicted.size());
+    fixture.pool.release(lease, 0);
+  }
+
+  @Test
+  void oneObjectOfTheSameSizeGoesWhenNoSlabOfAnotherSizeCanBeEmptied() {
+    PoolFixture fixture = new PoolFixture(16_384, 4096);
+    fixture.limitSlabs(2);
+    for (int hash = 0; hash < 3; hash++) {
+      fixture.store(0, hash, 1024);
+    }
+    Lease lease = fixture.pool.lease(1);
+    assertNotNull(fixture.reserve(0, 3, 1024, lease));
+    fixture.store(1, 0, 2048);
+    fixture.store(1, 1, 2048);
+    assertTrue(fixture.store(1, 2, 2048));
+    assertEquals(1, fixture.evicted.size());
+    assertFalse(fixture.isPresent(1, 0));
+    fixture.pool.release(lease, 0);
+  }
+
+  @Test
   void aDoomedObjectKeepsItsSlotUntilTheLastCopyEnds() {
     PoolFixture fixture = new PoolFixture(2048, 2048);
     BlockPool pool = fixture.pool;
