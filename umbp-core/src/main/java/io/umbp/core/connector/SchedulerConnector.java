@@ -144,6 +144,7 @@ public final class SchedulerConnector {
       throw UMBPException.invalid("request '%s' still loads blocks", requestId);
     }
     request.hashes = hashes;
+    request.storeTo = Math.min(request.storeTo, groups.hashedTokens(hashes));
     LoadSpec spec =
         new LoadSpec(localTokens, localTokens + hitTokens(request, tokenCount, localTokens));
     request.tracker.planLoad(spec);
@@ -399,6 +400,10 @@ public final class SchedulerConnector {
    */
   public void touch(String requestId, int tokens) {
     Request request = known(requestId);
+    if (tokens < 0) {
+      throw UMBPException.invalid(
+          "request '%s' touches %d tokens; must be >= 0", requestId, tokens);
+    }
     int end = Math.min(tokens, groups.hashedTokens(request.hashes));
     handle.touch(groups.between(0, end).allRankKeys(codec, request.hashes));
   }

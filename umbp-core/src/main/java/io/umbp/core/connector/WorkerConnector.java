@@ -1,5 +1,6 @@
 package io.umbp.core.connector;
 
+import com.google.common.base.Throwables;
 import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockLoadBatch;
 import io.umbp.api.BlockStoreBatch;
@@ -34,6 +35,7 @@ public final class WorkerConnector {
   private final List<TransferJobState> loads = new ArrayList<>();
   private final Map<Long, OpenEvent> events = new HashMap<>();
   private List<LoadResult> endedLoads = new ArrayList<>();
+  private Map<Long, StoreEventResult> endedEvents = new HashMap<>();
 
   /** A store event until the last of its jobs has ended on this rank. */
   private static final class OpenEvent {
@@ -66,20 +68,20 @@ public final class WorkerConnector {
   }
 
   /**
-   * Starts the loads of a step. A load that the runtime refuses keeps no other from starting; it is
-   * reported with all its blocks failed.
+   * Starts the loads of a step. A load that the runtime refuses, or that an error ends, keeps no
+   * other from starting; it is reported with all its blocks failed.
    *
    * @param step what the scheduler planned
    * @param destinationFree the last user of the destination blocks
    * @throws UMBPException the first refusal, after all loads were tried
    */
   public void startLoads(UMBPConnectorMetadata step, DeviceFence destinationFree) {
-    UMBPException refusal = null;
+    Throwable refusal = null;
     for (BlockLoadBatch planned : step.loads().values()) {
       BlockLoadBatch batch = planned.onRank(rank);
       try {
         loads.add(handle.load(batch, destinationFree));
-      } catch (UMBPException e) {
+      } catch (RuntimeException | Error e) {
         refusal = first(refusal, e);
         List<FailedBlock> all = new ArrayList<>();
         for (int i = 0; i < batch.size(); i++) {
@@ -89,13 +91,13 @@ public final class WorkerConnector {
       }
     }
     if (refusal != null) {
-      throw refusal;
+      Throwables.throwIfUnchecked(refusal);
     }
   }
 
   /**
-   * Starts the stores of a step under its event. A store that the runtime refuses keeps no other
-   * from starting; all its objects are reported as failed.
+   * Starts the stores of a step under its event. A store that the runtime refuses, or that an error
+   * ends, keeps no other from starting; all its objects are reported as failed.
    *
    * @param step what the scheduler planned
    * @param producer the last writer of the source blocks
@@ -107,7 +109,7 @@ public final class WorkerConnector {
     }
     OpenEvent event = new OpenEvent();
     events.put(step.storeEvent(), event);
-    UMBPException refusal = null;
+    Throwable refusal = null;
     for (BlockStoreBatch planned : step.stores().values()) {
       if (planned.isEmpty()) {
         continue;
@@ -115,7 +117,7 @@ public final class WorkerConnector {
       BlockStoreBatch batch = planned.onRank(rank);
       try {
         event.stores.add(handle.store(batch, producer));
-      } catch (UMBPException e) {
+      } catch (RuntimeException | Error e) {
         refusal = first(refusal, e);
         for (int i = 0; i < batch.size(); i++) {
           event.failed.add(object(batch.keys(), i));
@@ -123,11 +125,11 @@ public final class WorkerConnector {
       }
     }
     if (refusal != null) {
-      throw refusal;
+      Throwables.throwIfUnchecked(refusal);
     }
   }
 
-  private static UMBPException first(@Nullable UMBPException earlier, UMBPException later) {
+  private static Throwable first(@Nullable Throwable earlier, Throwable later) {
     if (earlier == null) {
       return later;
     }
@@ -150,7 +152,6 @@ public final class WorkerConnector {
         endedLoads.add(new LoadResult(load.requestId(), failedBlocks(load)));
       }
     }
-    Map<Long, StoreEventResult> endedEvents = new HashMap<>();
     for (Iterator<Map.Entry<Long, OpenEvent>> each = events.entrySet().iterator();
         each.hasNext(); ) {
       Map.Entry<Long, OpenEvent> entry = each.next();
@@ -163,6 +164,7 @@ public final class WorkerConnector {
     }
     Report report = new Report(endedLoads, new UMBPConnectorWorkerMetadata(endedEvents));
     endedLoads = new ArrayList<>();
+    endedEvents = new HashMap<>();
     return report;
   }
 
@@ -201,6 +203,6 @@ public final class WorkerConnector {
    * @return loads and events that {@link #poll} has not reported as ended
    */
   public int runningCount() {
-    return loads.size() + endedLoads.size() + events.size();
+    return loads.size() + endedLoads.size() + events.size() + endedEvents.size();
   }
 }

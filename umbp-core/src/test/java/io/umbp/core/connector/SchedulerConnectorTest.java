@@ -517,4 +517,24 @@ class SchedulerConnectorTest {
     assertEquals(UMBPException.Reason.INVALID_ARGUMENT, refusal.reason());
     assertTrue(refusal.getMessage().contains(part), refusal.getMessage());
   }
+
+  @Test
+  void aTouchOfANegativeCountIsRefused() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      rig.scheduler.lookup("r", 32, hashes(1, 2), 0);
+      assertThrows(UMBPException.class, () -> rig.scheduler.touch("r", -33));
+    }
+  }
+
+  @Test
+  void stepsGoOnWhenARequestComesBackWithFewerHashesThanItsDueStores() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      BlockHashes hashes = hashes(1, 3);
+      rig.scheduler.lookup("r", 48, hashes, 0);
+      rig.scheduler.admit("r", 0, blocks(0, 3));
+      rig.scheduler.planStores("r", 48);
+      rig.scheduler.lookup("r", 32, hashes(1, 2), 0);
+      assertEquals(2, rig.step().metadata().stores().get("r").size());
+    }
+  }
 }

@@ -18,8 +18,13 @@ import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
+import io.umbp.api.UMBPWorkerHandle;
 import io.umbp.core.connector.LoadResult.FailedBlock;
+import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Proxy;
 import java.time.Duration;
+import java.util.Arrays;
+import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -210,6 +215,77 @@ class WorkerConnectorTest {
       worker.startStores(store(0, "r", hashes, blocks(0, 3)), DONE);
       rig.gpu.runAll();
       assertEquals(event(0, Set.of(new StoredObject(0, hashes.get(2)))), worker.poll().metadata());
+    }
+  }
+
+  /** A handle whose calls of one method throw what the queue holds, null to let a call through. */
+  private static UMBPWorkerHandle failing(
+      UMBPWorkerHandle target, String method, List<Throwable> failures) {
+    Iterator<Throwable> next = failures.iterator();
+    return (UMBPWorkerHandle)
+        Proxy.newProxyInstance(
+            UMBPWorkerHandle.class.getClassLoader(),
+            new Class<?>[] {UMBPWorkerHandle.class},
+            (proxy, called, arguments) -> {
+              if (called.getName().equals(method) && next.hasNext()) {
+                Throwable failure = next.next();
+                if (failure != null) {
+                  throw failure;
+                }
+              }
+              try {
+                return called.invoke(target, arguments);
+              } catch (InvocationTargetException e) {
+                throw e.getCause();
+              }
+            });
+  }
+
+  @Test
+  void aPollThatThrowsLosesNoReport() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      UMBPException planted = new UMBPException(UMBPException.Reason.DRIVER_FAILED, "planted");
+      WorkerConnector worker =
+          new WorkerConnector(
+              failing(rig.handles.get(0), "publish", Arrays.asList(null, planted)),
+              RankTopology.single());
+      worker.startStores(store(0, "a", hashes(1, 1), 0), DONE);
+      worker.startStores(store(1, "b", hashes(2, 1), 1), DONE);
+      rig.gpu.runAll();
+      assertThrows(UMBPException.class, worker::poll);
+      assertEquals(Set.of(0L, 1L), worker.poll().metadata().storeEvents().keySet());
+      assertEquals(NOTHING, worker.poll());
+      assertEquals(0, worker.runningCount());
+    }
+  }
+
+  @Test
+  void anErrorInOneLoadOrStoreKeepsNoOtherFromStarting() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      BlockHashes hashes = hashes(1, 1);
+      WorkerConnector worker =
+          new WorkerConnector(
+              failing(
+                  failing(rig.handles.get(0), "load", List.of(new LinkageError("planted"))),
+                  "store",
+                  List.of(new LinkageError("planted"))),
+              RankTopology.single());
+      UMBPConnectorMetadata step =
+          new UMBPConnectorMetadata(
+              Map.of(
+                  "a", BlockLoadBatch.of("a", keys(hashes), 10),
+                  "b", BlockLoadBatch.of("b", keys(hashes), 11)),
+              Map.of(
+                  "c", BlockStoreBatch.of("c", keys(hashes(2, 1)), 0),
+                  "d", BlockStoreBatch.of("d", keys(hashes(3, 1)), 1)),
+              0);
+      assertThrows(LinkageError.class, () -> worker.startLoads(step, DONE));
+      assertThrows(LinkageError.class, () -> worker.startStores(step, DONE));
+      rig.gpu.runAll();
+      WorkerConnector.Report report = worker.poll();
+      assertEquals(2, report.loads().size());
+      assertEquals(1, report.metadata().storeEvents().get(0L).failedObjects().size());
+      assertEquals(1, rig.runtime.stats().publishedObjects());
     }
   }
 }
