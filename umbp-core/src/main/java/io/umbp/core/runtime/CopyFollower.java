@@ -37,7 +37,7 @@ final class CopyFollower {
   private void queue() {
     try {
       executor.execute(this::round);
-    } catch (RuntimeException e) {
+    } catch (Throwable e) {
       isActive.set(false);
       log.warn("the executor refuses to follow copies; polling has to", e);
     }
@@ -48,18 +48,27 @@ final class CopyFollower {
       isActive.set(false);
       return;
     }
-    runtime.sweep();
-    if (runtime.runningJobs() == 0) {
-      isActive.set(false);
-      // A job that began in between found the follower active.
-      if (runtime.runningJobs() > 0) {
-        follow();
+    boolean isRunning;
+    try {
+      runtime.sweep();
+      isRunning = runtime.runningJobs() > 0;
+      if (isRunning) {
+        runtime.idle(null);
       }
+    } catch (Throwable e) {
+      isActive.set(false);
+      throw e;
+    }
+    if (isRunning) {
+      requeuing = Thread.currentThread();
+      queue();
+      requeuing = null;
       return;
     }
-    runtime.idle(null);
-    requeuing = Thread.currentThread();
-    queue();
-    requeuing = null;
+    isActive.set(false);
+    // A job that began in between found the follower active.
+    if (runtime.runningJobs() > 0) {
+      follow();
+    }
   }
 }

@@ -58,7 +58,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   private final Set<EmbeddedWorkerHandle> workers = new HashSet<>();
   private final ReentrantLock closeLock = new ReentrantLock();
   private volatile boolean isClosed;
-  private @Nullable CloseResult closeResult;
+  private volatile @Nullable CloseResult closeResult;
 
   private EmbeddedRuntime(Builder builder) {
     this.slabBytes = builder.effectiveSlabBytes();
@@ -73,7 +73,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
     this.follower = builder.executor == null ? null : new CopyFollower(this, builder.executor);
     this.clock = builder.nanoTime;
-    this.timeoutNanos = builder.transferTimeout.toNanos();
+    this.timeoutNanos = HostCopyEngine.nanos(builder.transferTimeout);
   }
 
   /** Collects the settings of a runtime. Thread-confined. */
@@ -291,7 +291,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   /** Books what has become of one job. Called without the lock. */
   private void settle(TransferJob job) {
     CopyTicket ticket = callLocked(() -> job.ticket);
-    boolean hasEnded = ticket != null && ticket.poll();
+    boolean hasEnded = ticket != null && hasEnded(job, ticket);
     @Nullable String @Nullable [] failures = hasEnded ? failures(ticket, job) : null;
     Registration unused =
         callLocked(
@@ -309,10 +309,31 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
   }
 
+  /** Asks a ticket. One that throws counts as running: its memory stays pinned. */
+  private static boolean hasEnded(TransferJob job, CopyTicket ticket) {
+    try {
+      return ticket.poll();
+    } catch (RuntimeException e) {
+      if (!job.isTicketBroken) {
+        job.isTicketBroken = true;
+        log.warn("the copy engine can't tell whether job {} has ended", job.id, e);
+      }
+      return false;
+    }
+  }
+
+  private static @Nullable String failure(CopyTicket ticket, int key) {
+    try {
+      return ticket.failure(key);
+    } catch (RuntimeException e) {
+      return "the copy engine can't tell how the copy ended: " + e;
+    }
+  }
+
   private static @Nullable String @Nullable [] failures(CopyTicket ticket, TransferJob job) {
     @Nullable String[] failures = null;
     for (int key = 0; key < job.batch.size(); key++) {
-      String failure = ticket.failure(key);
+      String failure = failure(ticket, key);
       if (failure != null) {
         if (failures == null) {
           failures = new String[job.batch.size()];
@@ -351,7 +372,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
    * Takes one more slab from the copy engine for objects of a size, if the pool still wants it.
    * Called without the lock.
    */
-  void grow() {
+  void grow(long objectBytes) {
     HostSlab slab;
     try {
       slab = engine.allocateSlab(slabBytes);
@@ -363,16 +384,19 @@ public final class EmbeddedRuntime implements UMBPRuntime {
       runLocked(pool::outOfMemory);
       return;
     }
-    boolean isTooLate =
+    boolean isTaken =
         callLocked(
             () -> {
-              if (!isClosed) {
+              // Another store may have brought one meanwhile.
+              boolean isWanted = !isClosed && pool.needsSlab(objectBytes);
+              if (isWanted) {
                 pool.addSlab(slab);
               }
-              return isClosed;
+              return isWanted;
             });
-    if (isTooLate) {
+    if (!isTaken) {
       engine.releaseSlab(slab);
+      checkOpen();
     }
   }
 
@@ -430,11 +454,15 @@ public final class EmbeddedRuntime implements UMBPRuntime {
                 preferred != null && !preferred.hasCopyEnded()
                     ? preferred.ticket
                     : jobs.oldestTicket());
-    if (running == null) {
-      LockSupport.parkNanos(IDLE_NANOS);
-    } else {
-      running.await(Duration.ofNanos(IDLE_NANOS));
+    try {
+      if (running != null) {
+        running.await(Duration.ofNanos(IDLE_NANOS));
+        return;
+      }
+    } catch (RuntimeException e) {
+      // Told by the poll of its job.
     }
+    LockSupport.parkNanos(IDLE_NANOS);
   }
 
   /** Lets the executor, if there is one, follow the running copies. Called without the lock. */
@@ -446,19 +474,38 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   @Override
   public CloseResult close(Duration bound) {
-    long start = clock.getAsLong();
-    closeLock.lock();
+    long boundNanos = HostCopyEngine.nanos(bound);
+    if (!isCloseMine(boundNanos)) {
+      CloseResult known = closeResult;
+      return known != null
+          ? known
+          : callLocked(() -> new CloseResult(jobs.runningCount(), jobs.runningBytes()));
+    }
     try {
-      if (closeResult == null) {
-        closeResult = closeOnce(start, bound.toNanos());
+      CloseResult result = closeResult;
+      if (result == null) {
+        result = closeOnce(boundNanos);
+        closeResult = result;
       }
-      return closeResult;
+      return result;
     } finally {
       closeLock.unlock();
     }
   }
 
-  private CloseResult closeOnce(long start, long boundNanos) {
+  /** Takes the close lock; false when another close has it for the whole bound. */
+  private boolean isCloseMine(long boundNanos) {
+    try {
+      return closeLock.tryLock() || closeLock.tryLock(boundNanos, TimeUnit.NANOSECONDS);
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+      return false;
+    }
+  }
+
+  private CloseResult closeOnce(long boundNanos) {
+    long start = clock.getAsLong();
+    long wallStart = System.nanoTime();
     List<EmbeddedWorkerHandle> openWorkers =
         callLocked(
             () -> {
@@ -473,8 +520,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
       worker.close(Duration.ZERO);
     }
     callLocked(pool::memory).forEach(engine::releaseSlab);
-    long left = Math.max(0, boundNanos - (clock.getAsLong() - start));
-    CloseResult engineResult = engine.close(Duration.ofNanos(left));
+    long spent = Math.max(clock.getAsLong() - start, System.nanoTime() - wallStart);
+    CloseResult engineResult = engine.close(Duration.ofNanos(Math.max(0, boundNanos - spent)));
     sweep();
     CloseResult result = new CloseResult(runningJobs(), engineResult.handedOverBytes());
     if (!result.isClean()) {

@@ -123,6 +123,7 @@ final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
     return runtime.callLocked(
         () -> {
           checkOpen();
+          runtime.jobs.clear(namespace);
           return runtime.pool.clear(namespace);
         });
   }

@@ -115,6 +115,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   @Override
   public boolean unregisterBuffers(Duration timeout) {
+    long timeoutNanos = HostCopyEngine.nanos(timeout);
     Registration retiring =
         runtime.callLocked(
             () -> {
@@ -126,7 +127,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     if (retiring == null) {
       return true;
     }
-    if (!runtime.advanceUntil(() -> isIdle(retiring), timeout.toNanos(), null)) {
+    if (!runtime.advanceUntil(() -> isIdle(retiring), timeoutNanos, null)) {
       return false;
     }
     boolean isMine =
@@ -179,6 +180,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       boolean isClosed = e instanceof UMBPException u && u.reason() == UMBPException.Reason.CLOSED;
       abort(job, isClosed ? KeyReason.CLOSED : KeyReason.COPY_FAILED, "not submitted: " + e);
       if (e instanceof Error) {
+        runtime.runLocked(() -> runtime.jobs.forget(job));
         throw e;
       }
     }
@@ -272,7 +274,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       runtime.lock.lock();
       try {
         while (key < addresses.length && reserved == Reserved.DONE) {
-          reserved = reserve(job, key, addresses);
+          reserved = job.endIfStopped(key) ? Reserved.DONE : reserve(job, key, addresses);
           if (reserved == Reserved.BUSY && hasSwept) {
             job.end(
                 key,
@@ -289,7 +291,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
         runtime.lock.unlock();
       }
       if (reserved == Reserved.NEEDS_SLAB) {
-        runtime.grow();
+        runtime.grow(job.registration.planner().objectBytes(job.batch.keys().groupId(key)));
       } else if (reserved == Reserved.BUSY) {
         runtime.sweep();
         hasSwept = true;
@@ -303,7 +305,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     KeySpace space = space(keys, key);
     PooledObject object = runtime.pool.find(space, keys.hashes(), key);
     if (object != null
-        && object.state() != PooledObject.State.PUBLISHED
+        && object.state() == PooledObject.State.FILLING
         && runtime.clock.getAsLong() - object.expiresAtNanos() >= 0) {
       runtime.pool.doom(object, KeyReason.WRITER_OVERDUE);
       object = null;
@@ -418,11 +420,12 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   @Override
   public TransferJobState await(TransferJobState state, Duration timeout) {
+    long timeoutNanos = HostCopyEngine.nanos(timeout);
     TransferJob job = known(state);
     if (job == null) {
       return state;
     }
-    runtime.advanceUntil(() -> isFinalOrOverdue(job), timeout.toNanos(), job);
+    runtime.advanceUntil(() -> isFinalOrOverdue(job), timeoutNanos, job);
     return read(job);
   }
 
@@ -523,10 +526,11 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   @Override
   public CloseResult close(Duration bound) {
+    long boundNanos = HostCopyEngine.nanos(bound);
     beginClose();
     Registration last = runtime.callLocked(() -> registration);
     if (last != null) {
-      runtime.advanceUntil(() -> isIdle(last), bound.toNanos(), null);
+      runtime.advanceUntil(() -> isIdle(last), boundNanos, null);
     }
     unregisterIfUnused(runtime.callLocked(this::endClose));
     return runtime.callLocked(() -> Objects.requireNonNull(closeResult));

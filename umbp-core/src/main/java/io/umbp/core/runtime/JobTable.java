@@ -1,6 +1,7 @@
 package io.umbp.core.runtime;
 
 import io.umbp.api.TransferJobState;
+import io.umbp.api.UMBPNamespace;
 import io.umbp.api.spi.CopyTicket;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
@@ -65,6 +66,14 @@ final class JobTable {
     return (int) live.values().stream().filter(job -> !job.hasCopyEnded()).count();
   }
 
+  /** Returns the bytes of the slots that copies use which have not ended. */
+  long runningBytes() {
+    return live.values().stream()
+        .filter(job -> !job.hasCopyEnded())
+        .mapToLong(TransferJob::pinnedBytes)
+        .sum();
+  }
+
   /** Returns the ticket of the oldest running copy, or null. */
   @Nullable CopyTicket oldestTicket() {
     for (TransferJob job : live.values()) {
@@ -83,8 +92,7 @@ final class JobTable {
   /** Returns the newest snapshot of a job; a final one lets the job be forgotten in time. */
   TransferJobState read(TransferJob job) {
     if (job.isFinal()) {
-      job.isRead = true;
-      retireIfRead(job);
+      forget(job);
     }
     return job.snapshot();
   }
@@ -108,10 +116,24 @@ final class JobTable {
   void forget(EmbeddedWorkerHandle worker) {
     for (TransferJob job : List.copyOf(jobs.values())) {
       if (job.registration.owner() == worker) {
-        job.isRead = true;
-        retireIfRead(job);
+        forget(job);
       }
     }
+  }
+
+  /** Keeps the running stores of a namespace from reserving more. */
+  void clear(UMBPNamespace namespace) {
+    for (TransferJob job : live.values()) {
+      if (job.batch.keys().namespace().equals(namespace)) {
+        job.clear();
+      }
+    }
+  }
+
+  /** Notes that nobody will ask for a job. */
+  void forget(TransferJob job) {
+    job.isRead = true;
+    retireIfRead(job);
   }
 
   private void retireIfRead(TransferJob job) {

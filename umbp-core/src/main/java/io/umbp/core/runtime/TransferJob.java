@@ -43,11 +43,19 @@ final class TransferJob {
   private boolean isDeadlineJudged;
   private @Nullable TransferJobState snapshot;
 
+  /** How keys end that are not reserved yet; PENDING while the job may go on. */
+  private KeyOutcome lateOutcome = KeyOutcome.PENDING;
+
+  private KeyReason lateReason = KeyReason.NONE;
+
   /** Set when a final snapshot has been handed out, or nobody will ask for one. */
   boolean isRead;
 
   /** Set when the job is on its way out of the table of jobs. */
   boolean isRetired;
+
+  /** Set when it was logged that the ticket throws. */
+  volatile boolean isTicketBroken;
 
   /** The rows being copied; null before the copy starts and after it has ended. */
   @Nullable CopyBatch rows;
@@ -119,6 +127,21 @@ final class TransferJob {
     pool.hold(object);
     held[key] = object;
     heldCount++;
+  }
+
+  /** Lets every key that is reserved after this end in a given way instead. */
+  private void stop(KeyOutcome outcome, KeyReason reason) {
+    lateOutcome = outcome;
+    lateReason = reason;
+  }
+
+  /** Ends a key that comes too late to be reserved; returns whether it does. */
+  boolean endIfStopped(int key) {
+    if (lateOutcome == KeyOutcome.PENDING) {
+      return false;
+    }
+    end(key, lateOutcome, lateReason, "the job ended before the key was reserved");
+    return true;
   }
 
   void end(int key, KeyOutcome outcome, KeyReason reason, @Nullable String detail) {
@@ -227,6 +250,7 @@ final class TransferJob {
       return;
     }
     isDeadlineJudged = true;
+    stop(KeyOutcome.TIMED_OUT, KeyReason.NONE);
     for (int key = 0; key < outcomes.length; key++) {
       if (isJoined(key)) {
         end(key, KeyOutcome.TIMED_OUT, KeyReason.NONE, "another job's store did not end in time");
@@ -242,12 +266,18 @@ final class TransferJob {
   /** Gives up what the job was to publish; joined keys end, running copies are marked. */
   void cancel(KeyOutcome outcome, KeyReason reason) {
     isCancelled = true;
+    stop(outcome, reason);
     for (int key = 0; key < outcomes.length; key++) {
       if (isJoined(key)) {
         end(key, outcome, reason, null);
       }
       unhold(key);
     }
+  }
+
+  /** Keeps a store from reserving more: its namespace was cleared. */
+  void clear() {
+    stop(KeyOutcome.FAILED, KeyReason.CLEARED);
   }
 
   /** Ends every pending key of a job whose copy never started. */
