@@ -24,11 +24,13 @@ import java.util.List;
 import java.util.Set;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
+import org.jspecify.annotations.Nullable;
 import org.junit.jupiter.api.DisplayName;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.MethodSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -189,6 +191,35 @@ class BlockHasherTest {
       assertTrue(Collections.disjoint(stored, codec.allRankKeys(0, hashes)));
     }
     assertEquals(0, hasher.hash(new int[0], Extras.none().withCacheSalt("x")).size());
+  }
+
+  @ParameterizedTest
+  @CsvSource({
+    ",, a4d2c1b4e93a03eb50e0b865783b206c617b3b1479fb8a0aa6a9c4e888af6d5f,"
+        + " bc5a1404fe3e258adafe3ad6aebc6ae6c17c21e3bda9517da501e33cf37ae950",
+    "a,, 70ebfec90ef2fb185e8fba65e68d9b55e8b2c7be3ad01d9036e8683c993afc54,"
+        + " c503fdf78e4897272f19ccba8d20e1979f290ff1272e0ca730197356c5c77782",
+    ",x, 0c09f448f7cec5c97092eb47c70f190133f80ff6d87d888449a805f4f8cf6b54,"
+        + " b459a659126307487a517d4fa9e9fd3ca924545bd9b167c52e2f9b8a44e7348d",
+    "a,x, 710b412b1889d7ed2ad1bc16e871bef16518419bba5fb38a1c79b0fa6c175f75,"
+        + " 26dbff858e415aafe3338f56d1eb27f992c504112a6871642187d9323b37f5e6",
+  })
+  @DisplayName("the vectors of docs/key-format.md")
+  void documentedHashes(@Nullable String lora, @Nullable String salt, String first, String second) {
+    Extras extras = Extras.none().withLoraName(lora).withCacheSalt(salt);
+    int[] tokens = {1, 2, 3, 4};
+    assertEquals(List.of(first, second), hex(new BlockHasher("0", 2).hash(tokens, extras)));
+  }
+
+  @Test
+  @DisplayName("as in vLLM, a salt and an adapter of one name share the first block, no other")
+  void extrasHaveNoKind() {
+    BlockHasher hasher = new BlockHasher("0", 2);
+    int[] tokens = {1, 2, 3, 4};
+    List<String> salted = hex(hasher.hash(tokens, Extras.none().withCacheSalt("x")));
+    List<String> adapted = hex(hasher.hash(tokens, Extras.none().withLoraName("x")));
+    assertEquals(salted.get(0), adapted.get(0));
+    assertNotEquals(salted.get(1), adapted.get(1));
   }
 
   @Test
