@@ -58,7 +58,7 @@ public final class BlockHashes {
       return EMPTY;
     }
     int length = hashes.get(0).length();
-    byte[] bytes = new byte[Math.multiplyExact(length, hashes.size())];
+    byte[] bytes = new byte[columnBytes(hashes.size(), length)];
     int index = 0;
     for (BlockHash hash : hashes) {
       if (hash.length() != length) {
@@ -130,7 +130,7 @@ public final class BlockHashes {
    * @return a new column of {@code indexes.length} hashes
    */
   public BlockHashes select(int... indexes) {
-    byte[] picked = new byte[Math.multiplyExact(indexes.length, hashLength)];
+    byte[] picked = new byte[columnBytes(indexes.length, hashLength)];
     for (int i = 0; i < indexes.length; i++) {
       copyTo(indexes[i], picked, i * hashLength);
     }
@@ -197,6 +197,16 @@ public final class BlockHashes {
       text[textOffset + 2 * i] = HEX_DIGITS[(value >> 4) & 0xF];
       text[textOffset + 2 * i + 1] = HEX_DIGITS[value & 0xF];
     }
+  }
+
+  private static int columnBytes(int size, int hashLength) {
+    long bytes = (long) size * hashLength;
+    if (bytes > Integer.MAX_VALUE) {
+      throw UMBPException.invalid(
+          "%d hashes of %d bytes exceed the limit of %d bytes a column",
+          size, hashLength, Integer.MAX_VALUE);
+    }
+    return (int) bytes;
   }
 
   private int offset(int index) {

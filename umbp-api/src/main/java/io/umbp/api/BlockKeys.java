@@ -2,9 +2,12 @@ package io.umbp.api;
 
 import static java.nio.charset.StandardCharsets.ISO_8859_1;
 
+import java.lang.invoke.MethodHandles;
+import java.lang.invoke.VarHandle;
 import java.util.AbstractList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Objects;
 import java.util.RandomAccess;
 import org.jspecify.annotations.Nullable;
 
@@ -17,6 +20,8 @@ import org.jspecify.annotations.Nullable;
  * in prefix order when the rows do.
  */
 public final class BlockKeys extends AbstractList<String> implements RandomAccess {
+  private static final VarHandle PREFIX = MethodHandles.arrayElementVarHandle(byte[][].class);
+
   private final UMBPNamespace namespace;
   private final List<RankNamespace> ranks;
   private final BlockHashes hashes;
@@ -30,7 +35,13 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
     this.ranks = ranks;
     this.hashes = hashes;
     this.groupIds = groupIds;
-    this.size = Math.multiplyExact(groupIds.length, ranks.size());
+    long keys = (long) groupIds.length * ranks.size();
+    if (keys > Integer.MAX_VALUE) {
+      throw UMBPException.invalid(
+          "%d rows on %d ranks exceed the limit of %d keys",
+          groupIds.length, ranks.size(), Integer.MAX_VALUE);
+    }
+    this.size = (int) keys;
     this.prefixes = new byte[ranks.size()][];
   }
 
@@ -165,10 +176,11 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
    *
    * @param index key in [0, size)
    * @return the text, built anew at each call
+   * @throws IndexOutOfBoundsException when there is no such key, as in every list
    */
   @Override
   public String get(int index) {
-    int row = row(index);
+    int row = Objects.checkIndex(index, size) / ranks.size();
     byte[] prefix = prefixOf(index % ranks.size());
     int groupId = groupIds[row];
     int digits = 1;
@@ -199,12 +211,12 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
     return index;
   }
 
-  /** Built on first use; racing threads build equal arrays. */
+  /** Built on first use; racing threads build equal arrays, and release them only when filled. */
   private byte[] prefixOf(int rankIndex) {
-    byte[] prefix = prefixes[rankIndex];
+    byte[] prefix = (byte[]) PREFIX.getAcquire(prefixes, rankIndex);
     if (prefix == null) {
       prefix = prefix(namespace, ranks.get(rankIndex)).getBytes(ISO_8859_1);
-      prefixes[rankIndex] = prefix;
+      PREFIX.setRelease(prefixes, rankIndex, prefix);
     }
     return prefix;
   }

@@ -1,6 +1,7 @@
 package io.umbp.api;
 
 import java.util.AbstractList;
+import java.util.Objects;
 import java.util.RandomAccess;
 
 /**
@@ -67,8 +68,16 @@ public abstract sealed class BlockTransferBatch extends AbstractList<BlockTransf
     return blockIds.clone();
   }
 
+  /**
+   * Returns one transfer as a value.
+   *
+   * @param index transfer in [0, size)
+   * @return a new whole-block plan
+   * @throws IndexOutOfBoundsException when there is no such transfer, as in every list
+   */
   @Override
   public BlockTransferPlan get(int index) {
+    Objects.checkIndex(index, blockIds.length);
     return new BlockTransferPlan(keys.key(index), blockIds[index], requestId);
   }
 

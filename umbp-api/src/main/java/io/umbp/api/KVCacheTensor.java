@@ -3,6 +3,7 @@ package io.umbp.api;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
 
 /**
  * One layer's KV buffer as the engine owns it, logically {@code [block, page bytes]} with a fixed
@@ -54,8 +55,8 @@ public final class KVCacheTensor {
   /**
    * Starts a tensor in device memory.
    *
-   * @param address absolute device address of block 0, not 0
-   * @param sizeBytes bytes from there that belong to the tensor, above 0
+   * @param address absolute device address of block 0, above 0
+   * @param sizeBytes bytes from there that belong to the tensor, above 0; the end lies below 2^63
    * @param deviceOrdinal the device, at least 0
    * @return a builder; {@link Builder#blocks} is required
    */
@@ -63,10 +64,19 @@ public final class KVCacheTensor {
     if (address == 0) {
       throw UMBPException.invalid("device address is 0 (null)");
     }
+    checkAddresses("tensor", address, sizeBytes);
     if (deviceOrdinal < 0) {
       throw UMBPException.invalid("device ordinal %d must be >= 0", deviceOrdinal);
     }
     return new Builder(deviceOrdinal, address, List.of(), 0, sizeBytes);
+  }
+
+  private static void checkAddresses(String what, long address, long sizeBytes) {
+    if (address < 0 || sizeBytes > Long.MAX_VALUE - address) {
+      throw UMBPException.invalid(
+          "%s at 0x%x with %d bytes does not lie between address 0 and 2^63",
+          what, address, sizeBytes);
+    }
   }
 
   /**
@@ -152,6 +162,7 @@ public final class KVCacheTensor {
       if (deviceOrdinal == HOST) {
         throw UMBPException.invalid("the allocation of a host tensor is its slabs");
       }
+      checkAddresses("allocation", base, sizeBytes);
       allocationBase = base;
       allocationBytes = sizeBytes;
       return this;
@@ -308,10 +319,15 @@ public final class KVCacheTensor {
   public String toString() {
     String where =
         isDevice()
-            ? String.format("device %d at 0x%x", deviceOrdinal, address)
+            ? String.format(Locale.ROOT, "device %d at 0x%x", deviceOrdinal, address)
             : "host at offset " + address + " of " + slabs.size() + " slabs";
     return String.format(
+        Locale.ROOT,
         "KVCacheTensor[%s, %d bytes, %d blocks, stride %d, %s]",
-        where, sizeBytes, blockCount, blockStride, elementType);
+        where,
+        sizeBytes,
+        blockCount,
+        blockStride,
+        elementType);
   }
 }

@@ -64,7 +64,12 @@ public record KVLayoutDescriptor(List<KVRegion> regions, RankTopology topology, 
     long sum = 0;
     for (KVRegion region : regions) {
       if (region.groupId() == groupId) {
-        sum = Math.addExact(sum, region.blockBytes());
+        if (region.blockBytes() > Long.MAX_VALUE - sum) {
+          throw UMBPException.invalid(
+              "group %d: the pages up to layer '%s' add up to more than %d bytes",
+              groupId, region.layerName(), Long.MAX_VALUE);
+        }
+        sum += region.blockBytes();
       }
     }
     if (sum == 0) {

@@ -41,12 +41,17 @@ public record KVRegion(
    * @param length bytes, above 0
    */
   public record PageSegment(long offset, long length) {
-    /** Checks the signs. */
+    /** Checks the signs, and that the end is a number. */
     public PageSegment {
       if (offset < 0 || length <= 0) {
         throw UMBPException.invalid(
             "page segment has offset %d and length %d, needed are offset >= 0 and length > 0",
             offset, length);
+      }
+      if (length > Long.MAX_VALUE - offset) {
+        throw UMBPException.invalid(
+            "page segment with offset %d and length %d ends behind byte %d",
+            offset, length, Long.MAX_VALUE);
       }
     }
   }
@@ -76,7 +81,11 @@ public record KVRegion(
     } else {
       long sum = 0;
       for (PageSegment segment : pageSegments) {
-        sum = Math.addExact(sum, segment.length());
+        if (segment.length() > Long.MAX_VALUE - sum) {
+          throw UMBPException.invalid(
+              "layer '%s': page segments add up to more than %d bytes", layerName, Long.MAX_VALUE);
+        }
+        sum += segment.length();
       }
       if (sum != blockBytes) {
         throw UMBPException.invalid(

@@ -30,7 +30,7 @@ public record RankTopology(
     int ppRank,
     int ppSize) {
 
-  /** Checks sizes, ranges and the DCP rules. */
+  /** Checks sizes, ranges, the DCP rules and that the ranks can be counted. */
   public RankTopology {
     checkDimension("tp", tpRank, tpSize);
     checkDimension("pcp", pcpRank, pcpSize);
@@ -43,6 +43,17 @@ public record RankTopology(
       throw UMBPException.invalid(
           "dcp rank %d must be tp rank %d mod dcp size %d", dcpRank, tpRank, dcpSize);
     }
+    rankCount(tpSize, pcpSize, ppSize);
+  }
+
+  private static int rankCount(int tpSize, int pcpSize, int ppSize) {
+    long count = (long) tpSize * pcpSize;
+    if (count > Integer.MAX_VALUE || count * ppSize > Integer.MAX_VALUE) {
+      throw UMBPException.invalid(
+          "parallel sizes tp %d, pcp %d, pp %d make more than %d ranks",
+          tpSize, pcpSize, ppSize, Integer.MAX_VALUE);
+    }
+    return (int) count * ppSize;
   }
 
   private static void checkDimension(String name, int rank, int size) {
@@ -91,7 +102,7 @@ public record RankTopology(
           "parallel sizes must be > 0, but are tp %d, pcp %d, dcp %d, pp %d",
           tpSize, pcpSize, dcpSize, ppSize);
     }
-    long world = (long) tpSize * pcpSize * ppSize;
+    int world = rankCount(tpSize, pcpSize, ppSize);
     if (globalRank < 0 || globalRank >= world) {
       throw UMBPException.invalid("global rank %d is outside [0, %d)", globalRank, world);
     }
@@ -135,6 +146,6 @@ public record RankTopology(
    * @return tpSize * pcpSize * ppSize
    */
   public int rankCount() {
-    return Math.multiplyExact(Math.multiplyExact(tpSize, pcpSize), ppSize);
+    return rankCount(tpSize, pcpSize, ppSize);
   }
 }

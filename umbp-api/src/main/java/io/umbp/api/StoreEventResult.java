@@ -41,6 +41,11 @@ public record StoreEventResult(int completedWorkers, Set<StoredObject> failedObj
   public StoreEventResult plus(StoreEventResult other) {
     Set<StoredObject> failed = new HashSet<>(failedObjects);
     failed.addAll(other.failedObjects);
-    return new StoreEventResult(Math.addExact(completedWorkers, other.completedWorkers), failed);
+    if (completedWorkers > Integer.MAX_VALUE - other.completedWorkers) {
+      throw UMBPException.invalid(
+          "%d and %d completed workers exceed the limit of %d",
+          completedWorkers, other.completedWorkers, Integer.MAX_VALUE);
+    }
+    return new StoreEventResult(completedWorkers + other.completedWorkers, failed);
   }
 }

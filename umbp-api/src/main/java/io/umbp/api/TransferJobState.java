@@ -3,6 +3,7 @@ package io.umbp.api;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Locale;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -40,7 +41,7 @@ public final class TransferJobState {
   }
 
   /**
-   * Creates a snapshot; for runtimes.
+   * Creates a snapshot; for runtimes. The columns have one entry a key of the batch.
    *
    * @param jobId unique in the runtime
    * @param direction load or store
@@ -60,6 +61,11 @@ public final class TransferJobState {
       KeyReason[] reasons,
       @Nullable String @Nullable [] details,
       long completedBytes) {
+    checkColumn("outcomes", outcomes.length, batch);
+    checkColumn("reasons", reasons.length, batch);
+    if (details != null) {
+      checkColumn("details", details.length, batch);
+    }
     this.jobId = jobId;
     this.direction = direction;
     this.batch = batch;
@@ -68,6 +74,12 @@ public final class TransferJobState {
     this.details = details;
     this.completedBytes = completedBytes;
     this.status = statusOf(overdue, outcomes);
+  }
+
+  private static void checkColumn(String what, int length, BlockTransferBatch batch) {
+    if (length != batch.size()) {
+      throw UMBPException.invalid("%d %s do not match %d keys", length, what, batch.size());
+    }
   }
 
   private static Status statusOf(boolean overdue, KeyOutcome[] outcomes) {
@@ -256,7 +268,13 @@ public final class TransferJobState {
   @Override
   public String toString() {
     return String.format(
+        Locale.ROOT,
         "TransferJobState[job %d, %s, %s, %d of %d keys completed, %d bytes]",
-        jobId, direction, status, count(KeyOutcome.COMPLETED), size(), completedBytes);
+        jobId,
+        direction,
+        status,
+        count(KeyOutcome.COMPLETED),
+        size(),
+        completedBytes);
   }
 }

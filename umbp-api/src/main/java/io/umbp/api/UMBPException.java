@@ -1,5 +1,6 @@
 package io.umbp.api;
 
+import java.util.Locale;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -59,7 +60,8 @@ public class UMBPException extends RuntimeException {
    * @return the error, not yet thrown
    */
   public static UMBPException invalid(String format, @Nullable Object... arguments) {
-    return new UMBPException(Reason.INVALID_ARGUMENT, String.format(format, arguments));
+    return new UMBPException(
+        Reason.INVALID_ARGUMENT, String.format(Locale.ROOT, format, arguments));
   }
 
   /**

@@ -272,7 +272,9 @@ class ReplayCommandTest {
     assertEquals("replayed 20 of 20 requests", progress.get(9));
     assertTrue(
         result.outLines().get(0).startsWith("umbp replay of bundled conversation"), result.out());
-    assertTrue(result.out().matches("(?s).*corrupt bytes +0\\n.*"), result.out());
+    assertTrue(
+        result.out().matches("(?s).*corrupt bytes +0  of 77,824 loaded and checked\\n.*"),
+        result.out());
     assertFalse(Files.exists(json));
   }
 }

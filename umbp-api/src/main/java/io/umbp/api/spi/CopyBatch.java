@@ -49,7 +49,7 @@ public final class CopyBatch {
    * @param rows rows to come
    */
   public void ensureRoom(int rows) {
-    int needed = Math.addExact(count, rows);
+    long needed = (long) count + rows;
     if (needed > device.length) {
       int capacity = (int) Math.min(Integer.MAX_VALUE - 8L, Math.max(needed, device.length * 2L));
       if (needed > capacity) {

@@ -97,7 +97,7 @@ class LayoutChecksTest {
     device("a", 0, 511, 4, 64);
     assertRefused("layer 'a': tensor has 511 bytes, but its 4 blocks of stride 64 need 512");
     regions.clear();
-    region("a", 0, 64, 64, new PageSegment(Long.MAX_VALUE, 64));
+    region("a", 0, 64, 64, new PageSegment(Long.MAX_VALUE - 64, 64));
     assertRefused(
         "layer 'a': tensor has 511 bytes, but its 4 blocks of stride 64 need 9223372036854775807");
   }
