@@ -27,6 +27,9 @@ public final class BlockHasher {
   /** Greatest number of tokens in a block. */
   public static final int MAX_BLOCK_SIZE = 1 << 20;
 
+  /** Greatest number of blocks in a sequence: their hashes fill one array. */
+  public static final int MAX_BLOCKS = Integer.MAX_VALUE / HASH_LENGTH;
+
   private final int blockSize;
   private final byte[] firstParent;
 
@@ -87,12 +90,22 @@ public final class BlockHasher {
    * @param tokens token ids, each at least 0; borrowed during the call
    * @param extras what else separates the prompt's KV from that of the same tokens
    * @return {@code tokens.length / blockSize} hashes, in prefix order
-   * @throws UMBPException INVALID_ARGUMENT when a token id is negative
+   * @throws UMBPException INVALID_ARGUMENT when a token id is negative or there are more than
+   *     {@value #MAX_BLOCKS} blocks
    */
   public BlockHashes hash(int[] tokens, Extras extras) {
-    Sequence sequence = new Sequence(this, extras, tokens.length / blockSize);
+    int blocks = tokens.length / blockSize;
+    checkBlocks(blocks);
+    Sequence sequence = new Sequence(this, extras, blocks);
     sequence.append(tokens, 0, tokens.length);
     return sequence.hashes();
+  }
+
+  static void checkBlocks(long blocks) {
+    if (blocks > MAX_BLOCKS) {
+      throw UMBPException.invalid(
+          "the tokens make %d blocks, a sequence has at most %d", blocks, MAX_BLOCKS);
+    }
   }
 
   /**
@@ -200,7 +213,7 @@ public final class BlockHasher {
       this.blockSize = hasher.blockSize;
       this.extras = extras.ofFirstBlock();
       this.laterExtras = extras.ofLaterBlocks();
-      this.hashes = new byte[Math.multiplyExact(expectedBlocks, HASH_LENGTH)];
+      this.hashes = new byte[expectedBlocks * HASH_LENGTH];
       int heads = 3 * CanonicalCbor.MAX_HEAD;
       int tokenBytes = blockSize * CanonicalCbor.MAX_HEAD;
       int extraBytes = Math.max(this.extras.length, laterExtras.length);
@@ -225,7 +238,8 @@ public final class BlockHasher {
      *
      * @param tokens token ids, each at least 0; borrowed during the call
      * @return the number of blocks hashed so far, as {@link #size()}
-     * @throws UMBPException INVALID_ARGUMENT when a token id is negative; nothing is appended then
+     * @throws UMBPException INVALID_ARGUMENT when a token id is negative or the sequence would have
+     *     more than {@value #MAX_BLOCKS} blocks; nothing is appended then
      */
     public int append(int[] tokens) {
       return append(tokens, 0, tokens.length);
@@ -238,13 +252,15 @@ public final class BlockHasher {
      * @param from first token of the part
      * @param to end of the part, exclusive
      * @return the number of blocks hashed so far, as {@link #size()}
-     * @throws UMBPException INVALID_ARGUMENT when the part is outside the array or a token id in it
-     *     is negative; nothing is appended then
+     * @throws UMBPException INVALID_ARGUMENT when the part is outside the array, a token id in it
+     *     is negative, or the sequence would have more than {@value #MAX_BLOCKS} blocks; nothing is
+     *     appended then
      */
     public int append(int[] tokens, int from, int to) {
       if (from < 0 || to < from || to > tokens.length) {
         throw UMBPException.invalid("tokens [%d, %d) are outside [0, %d)", from, to, tokens.length);
       }
+      checkBlocks(size + ((long) tokensInBlock + to - from) / blockSize);
       for (int i = from; i < to; i++) {
         if (tokens[i] < 0) {
           throw UMBPException.invalid("token id %d at index %d must be >= 0", tokens[i], i);
@@ -269,7 +285,8 @@ public final class BlockHasher {
       }
       int end = size * HASH_LENGTH;
       if (end == hashes.length) {
-        hashes = Arrays.copyOf(hashes, Math.multiplyExact(Math.max(end, HASH_LENGTH), 2));
+        int room = (int) Math.min(MAX_BLOCKS, Math.max(8, 2L * size));
+        hashes = Arrays.copyOf(hashes, room * HASH_LENGTH);
       }
       System.arraycopy(block, parentAt, hashes, end, HASH_LENGTH);
       size++;

@@ -262,6 +262,14 @@ class BlockHasherTest {
   }
 
   @Test
+  void moreBlocksThanAnArrayHoldsAreRefused() {
+    BlockHasher.checkBlocks(67_108_863);
+    assertRefused(
+        "the tokens make 67108864 blocks, a sequence has at most 67108863",
+        () -> BlockHasher.checkBlocks(67_108_864));
+  }
+
+  @Test
   void hashesAreCopiesOfAnyPart() {
     Sequence sequence = new BlockHasher("0", 1).start(Extras.none());
     sequence.append(new int[] {1, 2, 3});
