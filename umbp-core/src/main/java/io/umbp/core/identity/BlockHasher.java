@@ -182,9 +182,10 @@ public final class BlockHasher {
     }
 
     private static byte[] array(int size, byte[] items) {
-      byte[] head = new byte[1];
-      CanonicalCbor.putArrayHead(head, 0, size);
-      return Bytes.concat(head, items);
+      byte[] array = new byte[CanonicalCbor.ROOM + items.length];
+      int at = CanonicalCbor.putArrayHead(array, 0, size);
+      System.arraycopy(items, 0, array, at, items.length);
+      return Arrays.copyOf(array, at + items.length);
     }
   }
 
@@ -217,7 +218,8 @@ public final class BlockHasher {
       int heads = 3 * CanonicalCbor.MAX_HEAD;
       int tokenBytes = blockSize * CanonicalCbor.MAX_HEAD;
       int extraBytes = Math.max(this.extras.length, laterExtras.length);
-      this.block = new byte[heads + HASH_LENGTH + tokenBytes + extraBytes];
+      int end = heads + HASH_LENGTH + tokenBytes + extraBytes;
+      this.block = new byte[end + CanonicalCbor.ROOM];
       int at = CanonicalCbor.putArrayHead(block, 0, 3);
       this.parentAt = CanonicalCbor.putBytesHead(block, at, HASH_LENGTH);
       System.arraycopy(hasher.firstParent, 0, block, parentAt, HASH_LENGTH);
@@ -261,18 +263,36 @@ public final class BlockHasher {
         throw UMBPException.invalid("tokens [%d, %d) are outside [0, %d)", from, to, tokens.length);
       }
       checkBlocks(size + ((long) tokensInBlock + to - from) / blockSize);
+      checkTokens(tokens, from, to);
+      int next = from;
+      while (next < to) {
+        int end = next + Math.min(blockSize - tokensInBlock, to - next);
+        tokensInBlock += end - next;
+        int at = blockEnd;
+        for (; next < end; next++) {
+          at = CanonicalCbor.putUnsigned(block, at, tokens[next]);
+        }
+        blockEnd = at;
+        if (tokensInBlock == blockSize) {
+          finishBlock();
+        }
+      }
+      return size;
+    }
+
+    private static void checkTokens(int[] tokens, int from, int to) {
+      int allBits = 0;
+      for (int i = from; i < to; i++) {
+        allBits |= tokens[i];
+      }
+      if (allBits >= 0) {
+        return;
+      }
       for (int i = from; i < to; i++) {
         if (tokens[i] < 0) {
           throw UMBPException.invalid("token id %d at index %d must be >= 0", tokens[i], i);
         }
       }
-      for (int i = from; i < to; i++) {
-        blockEnd = CanonicalCbor.putUnsigned(block, blockEnd, tokens[i]);
-        if (++tokensInBlock == blockSize) {
-          finishBlock();
-        }
-      }
-      return size;
     }
 
     private void finishBlock() {
@@ -325,8 +345,10 @@ public final class BlockHasher {
       if (from < 0 || to < from || to > size) {
         throw UMBPException.invalid("blocks [%d, %d) are outside [0, %d)", from, to, size);
       }
+      boolean whole = from == 0 && to * HASH_LENGTH == hashes.length;
       return BlockHashes.of(
-          HASH_LENGTH, Arrays.copyOfRange(hashes, from * HASH_LENGTH, to * HASH_LENGTH));
+          HASH_LENGTH,
+          whole ? hashes : Arrays.copyOfRange(hashes, from * HASH_LENGTH, to * HASH_LENGTH));
     }
   }
 }
