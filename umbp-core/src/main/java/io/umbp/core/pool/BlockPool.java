@@ -134,7 +134,7 @@ public final class BlockPool {
    * @param lease the job's pins
    * @param key index of the key in the job
    * @param writerJob the job
-   * @param expiresAtNanos when the object is dropped if it is not published by then
+   * @param expiresAtNanos the writer's deadline, from which on another job may write the key anew
    * @return the object; null when {@link #needsSlab} says so, or when nothing can be evicted
    */
   public @Nullable PooledObject reserve(
@@ -160,7 +160,9 @@ public final class BlockPool {
           continue;
         }
       }
-      PooledObject victim = recency.victim();
+      // With capacity left it is a slot that is missing, and no other slab can be emptied for it.
+      PooledObject victim =
+          slabs.hasCapacity(sizeClass) ? recency.victim(objectBytes) : recency.victim();
       if (victim == null) {
         return null;
       }
@@ -199,7 +201,7 @@ public final class BlockPool {
     SlabPool.SizeClass sizeClass = slabs.sizeClass(objectBytes);
     return !isOutOfMemory
         && slabs.hasCapacity(sizeClass)
-        && slabs.slabWithFreeSlot(sizeClass) == null
+        && !slabs.hasFreeSlot(sizeClass)
         && slabs.mayGrow(sizeClass);
   }
 

@@ -53,4 +53,13 @@ final class LruList {
     }
     return object;
   }
+
+  /** Returns the least recent object of a size that no copy uses, or null. */
+  @Nullable PooledObject victim(long sizeBytes) {
+    PooledObject object = oldest;
+    while (object != null && (object.copies > 0 || object.sizeBytes() != sizeBytes)) {
+      object = object.newer;
+    }
+    return object;
+  }
 }

@@ -37,7 +37,8 @@ final class CopyFollower {
   private void queue() {
     try {
       executor.execute(this::round);
-    } catch (RuntimeException e) {
+    } catch (Throwable e) {
+      // Also an Error, such as too many threads: the copies that are followed run all the same.
       isActive.set(false);
       log.warn("the executor refuses to follow copies; polling has to", e);
     }
@@ -48,8 +49,7 @@ final class CopyFollower {
       isActive.set(false);
       return;
     }
-    runtime.sweep();
-    if (runtime.runningJobs() == 0) {
+    if (!hasRunning()) {
       isActive.set(false);
       // A job that began in between found the follower active.
       if (runtime.runningJobs() > 0) {
@@ -57,9 +57,24 @@ final class CopyFollower {
       }
       return;
     }
-    runtime.idle(null);
     requeuing = Thread.currentThread();
     queue();
     requeuing = null;
+  }
+
+  /** Does one round's work; returns whether copies still run, after waiting for them a moment. */
+  private boolean hasRunning() {
+    try {
+      runtime.sweep();
+      boolean hasRunning = runtime.runningJobs() > 0;
+      if (hasRunning) {
+        runtime.idle(null);
+      }
+      return hasRunning;
+    } catch (Throwable e) {
+      // The next job starts the following anew.
+      isActive.set(false);
+      throw e;
+    }
   }
 }

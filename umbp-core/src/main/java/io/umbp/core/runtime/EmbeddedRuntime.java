@@ -57,6 +57,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   private final Set<EmbeddedSchedulerHandle> schedulers = new HashSet<>();
   private final Set<EmbeddedWorkerHandle> workers = new HashSet<>();
   private final ReentrantLock closeLock = new ReentrantLock();
+  private final ReentrantLock growLock = new ReentrantLock();
   private volatile boolean isClosed;
   private @Nullable CloseResult closeResult;
 
@@ -73,7 +74,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
     this.follower = builder.executor == null ? null : new CopyFollower(this, builder.executor);
     this.clock = builder.nanoTime;
-    this.timeoutNanos = builder.transferTimeout.toNanos();
+    this.timeoutNanos = nanos(builder.transferTimeout);
   }
 
   /** Collects the settings of a runtime. Thread-confined. */
@@ -291,7 +292,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   /** Books what has become of one job. Called without the lock. */
   private void settle(TransferJob job) {
     CopyTicket ticket = callLocked(() -> job.ticket);
-    boolean hasEnded = ticket != null && ticket.poll();
+    boolean hasEnded = ticket != null && hasEnded(ticket, job);
     @Nullable String @Nullable [] failures = hasEnded ? failures(ticket, job) : null;
     Registration unused =
         callLocked(
@@ -309,10 +310,31 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
   }
 
+  /** Asks a ticket; one that breaks is the trouble of its own job, not of whoever calls. */
+  private boolean hasEnded(CopyTicket ticket, TransferJob job) {
+    try {
+      return ticket.poll();
+    } catch (Throwable e) {
+      // The copy may still run, so the job keeps its pins. It is asked again.
+      if (callLocked(job::ticketBroke)) {
+        log.warn("job {} can't learn whether its copy has ended", job.id, e);
+      }
+      return false;
+    }
+  }
+
+  private static @Nullable String failure(CopyTicket ticket, int key) {
+    try {
+      return ticket.failure(key);
+    } catch (Throwable e) {
+      return "the copy engine can't tell whether the key arrived: " + e;
+    }
+  }
+
   private static @Nullable String @Nullable [] failures(CopyTicket ticket, TransferJob job) {
     @Nullable String[] failures = null;
     for (int key = 0; key < job.batch.size(); key++) {
-      String failure = ticket.failure(key);
+      String failure = failure(ticket, key);
       if (failure != null) {
         if (failures == null) {
           failures = new String[job.batch.size()];
@@ -350,8 +372,21 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   /**
    * Takes one more slab from the copy engine for objects of a size, if the pool still wants it.
    * Called without the lock.
+   *
+   * @throws UMBPException CLOSED
    */
-  void grow() {
+  void grow(long objectBytes) {
+    growLock.lock();
+    try {
+      if (callLocked(() -> pool.needsSlab(objectBytes))) {
+        takeSlab();
+      }
+    } finally {
+      growLock.unlock();
+    }
+  }
+
+  private void takeSlab() {
     HostSlab slab;
     try {
       slab = engine.allocateSlab(slabBytes);
@@ -373,6 +408,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
             });
     if (isTooLate) {
       engine.releaseSlab(slab);
+      throw UMBPException.closed("runtime");
     }
   }
 
@@ -430,11 +466,24 @@ public final class EmbeddedRuntime implements UMBPRuntime {
                 preferred != null && !preferred.hasCopyEnded()
                     ? preferred.ticket
                     : jobs.oldestTicket());
-    if (running == null) {
+    if (running == null || !waits(running)) {
       LockSupport.parkNanos(IDLE_NANOS);
-    } else {
-      running.await(Duration.ofNanos(IDLE_NANOS));
     }
+  }
+
+  private static boolean waits(CopyTicket ticket) {
+    try {
+      boolean unused = ticket.await(Duration.ofNanos(IDLE_NANOS));
+      return true;
+    } catch (Throwable e) {
+      // Whether the copy has ended is judged, and its trouble logged, where the ticket is polled.
+      return false;
+    }
+  }
+
+  /** Returns a time in nanoseconds; one that is too long for that is as good as no limit. */
+  static long nanos(Duration time) {
+    return TimeUnit.NANOSECONDS.convert(time);
   }
 
   /** Lets the executor, if there is one, follow the running copies. Called without the lock. */
@@ -450,7 +499,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     closeLock.lock();
     try {
       if (closeResult == null) {
-        closeResult = closeOnce(start, bound.toNanos());
+        closeResult = closeOnce(start, nanos(bound));
       }
       return closeResult;
     } finally {

@@ -126,7 +126,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     if (retiring == null) {
       return true;
     }
-    if (!runtime.advanceUntil(() -> isIdle(retiring), timeout.toNanos(), null)) {
+    if (!runtime.advanceUntil(() -> isIdle(retiring), EmbeddedRuntime.nanos(timeout), null)) {
       return false;
     }
     boolean isMine =
@@ -289,7 +289,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
         runtime.lock.unlock();
       }
       if (reserved == Reserved.NEEDS_SLAB) {
-        runtime.grow();
+        runtime.grow(objectBytes(job, key));
       } else if (reserved == Reserved.BUSY) {
         runtime.sweep();
         hasSwept = true;
@@ -299,17 +299,20 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   /** Called under the lock. */
   private Reserved reserve(TransferJob job, int key, long[] addresses) {
+    if (job.endIfGivenUp(key)) {
+      return Reserved.DONE;
+    }
     BlockKeys keys = job.batch.keys();
     KeySpace space = space(keys, key);
     PooledObject object = runtime.pool.find(space, keys.hashes(), key);
     if (object != null
-        && object.state() != PooledObject.State.PUBLISHED
+        && object.state() == PooledObject.State.FILLING
         && runtime.clock.getAsLong() - object.expiresAtNanos() >= 0) {
       runtime.pool.doom(object, KeyReason.WRITER_OVERDUE);
       object = null;
     }
     if (object == null) {
-      long objectBytes = job.registration.planner().objectBytes(keys.groupId(key));
+      long objectBytes = objectBytes(job, key);
       object =
           runtime.pool.reserve(
               space, keys.hashes(), key, objectBytes, job.lease, key, job.id, job.deadlineNanos);
@@ -329,8 +332,11 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
   }
 
   private static boolean hasOtherSize(TransferJob job, int key, PooledObject object) {
-    int groupId = job.batch.keys().groupId(key);
-    return object.sizeBytes() != job.registration.planner().objectBytes(groupId);
+    return object.sizeBytes() != objectBytes(job, key);
+  }
+
+  private static long objectBytes(TransferJob job, int key) {
+    return job.registration.planner().objectBytes(job.batch.keys().groupId(key));
   }
 
   private static void endWithOtherSize(TransferJob job, int key, PooledObject object) {
@@ -341,7 +347,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
         KeyReason.SIZE_MISMATCH,
         String.format(
             "the stored object has %d bytes, an object of group %d in this layout has %d",
-            object.sizeBytes(), groupId, job.registration.planner().objectBytes(groupId)));
+            object.sizeBytes(), groupId, objectBytes(job, key)));
   }
 
   private KeySpace space(BlockKeys keys, int key) {
@@ -422,7 +428,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     if (job == null) {
       return state;
     }
-    runtime.advanceUntil(() -> isFinalOrOverdue(job), timeout.toNanos(), job);
+    runtime.advanceUntil(() -> isFinalOrOverdue(job), EmbeddedRuntime.nanos(timeout), job);
     return read(job);
   }
 
@@ -526,7 +532,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     beginClose();
     Registration last = runtime.callLocked(() -> registration);
     if (last != null) {
-      runtime.advanceUntil(() -> isIdle(last), bound.toNanos(), null);
+      runtime.advanceUntil(() -> isIdle(last), EmbeddedRuntime.nanos(bound), null);
     }
     unregisterIfUnused(runtime.callLocked(this::endClose));
     return runtime.callLocked(() -> Objects.requireNonNull(closeResult));

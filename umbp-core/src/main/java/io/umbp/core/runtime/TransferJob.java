@@ -41,6 +41,7 @@ final class TransferJob {
   private boolean isCancelled;
   private boolean hasCopyEnded;
   private boolean isDeadlineJudged;
+  private boolean isTicketBroken;
   private @Nullable TransferJobState snapshot;
 
   /** Set when a final snapshot has been handed out, or nobody will ask for one. */
@@ -106,6 +107,28 @@ final class TransferJob {
 
   private boolean isJoined(int key) {
     return outcomes[key] == KeyOutcome.PENDING && held[key] != null && lease.object(key) == null;
+  }
+
+  /** Notes that the ticket could not be asked; returns true the first time. */
+  boolean ticketBroke() {
+    boolean isFirst = !isTicketBroken;
+    isTicketBroken = true;
+    return isFirst;
+  }
+
+  /**
+   * Ends a key that is about to be given its object, when the job was given up in the meantime: it
+   * waited for memory, and its deadline or a close came first.
+   *
+   * @return true when the key has ended
+   */
+  boolean endIfGivenUp(int key) {
+    if (isDeadlineJudged) {
+      end(key, KeyOutcome.TIMED_OUT, KeyReason.NONE, "the deadline passed before the copy began");
+    } else if (isCancelled) {
+      end(key, KeyOutcome.CANCELLED, KeyReason.NONE, null);
+    }
+    return outcomes[key] != KeyOutcome.PENDING;
   }
 
   /** Remembers a reserved object: the key writes it and may publish it. */
