@@ -12,8 +12,12 @@ import io.umbp.api.RankNamespace;
 import io.umbp.api.RankTopology;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
+import io.umbp.core.identity.BlockHasher;
+import io.umbp.core.identity.NamespaceFingerprint;
 import io.umbp.core.layout.KVLayoutPlanner;
 import io.umbp.core.layout.KVLayoutPlanner.LayerPlacement;
+import io.umbp.core.layout.TPShardMapping;
+import io.umbp.core.layout.TPShardMapping.HeadSlice;
 import io.umbp.core.request.RequestTracker;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -21,6 +25,8 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.stream.IntStream;
+import org.jspecify.annotations.Nullable;
 
 /**
  * Checks vectors that another program computed against this build, one method a section. A check
@@ -190,6 +196,84 @@ final class GoldenVectors {
     return tables;
   }
 
+  static void namespace(JsonNode vector) {
+    JsonNode fields = vector.required("fields");
+    same("layout_version", 1, number(fields, "layout_version"));
+    List<NamespaceFingerprint.Group> groups = new ArrayList<>();
+    for (JsonNode each : fields.required("groups")) {
+      List<String> layers = new ArrayList<>();
+      each.required("layers").forEach(layer -> layers.add(layer.textValue()));
+      groups.add(
+          new NamespaceFingerprint.Group(
+              text(each, "kind"), layers, number(each, "block_size"), textOrNull(each, "dtype")));
+    }
+    JsonNode drafter = fields.get("speculative");
+    NamespaceFingerprint.Deployment deployment =
+        new NamespaceFingerprint.Deployment(
+            text(fields, "model"),
+            textOrNull(fields, "revision"),
+            number(fields, "block_size"),
+            textOrNull(fields, "cache_layout"),
+            groups,
+            RankTopology.ofGlobalRank(
+                0,
+                number(fields, "tp"),
+                number(fields, "pcp"),
+                number(fields, "dcp"),
+                number(fields, "pp")),
+            drafter == null ? null : drafter(drafter));
+    same(
+        "namespace",
+        text(vector, "namespace"),
+        NamespaceFingerprint.compatible(deployment).value());
+  }
+
+  private static NamespaceFingerprint.Drafter drafter(JsonNode fields) {
+    return new NamespaceFingerprint.Drafter(
+        textOrNull(fields, "method"), textOrNull(fields, "model"), textOrNull(fields, "revision"));
+  }
+
+  static void blockHashes(JsonNode vector) {
+    BlockHasher hasher = new BlockHasher(text(vector, "hash_seed"), number(vector, "block_size"));
+    same("none_hash", text(vector, "none_hash"), hasher.firstParent().toString());
+    BlockHasher.Extras extras =
+        BlockHasher.Extras.none()
+            .withLoraName(textOrNull(vector, "lora_name"))
+            .withCacheSalt(textOrNull(vector, "cache_salt"));
+    int[] tokens = ints(vector.required("token_ids"));
+    List<String> expected = new ArrayList<>();
+    vector.required("block_hashes").forEach(hash -> expected.add(hash.textValue()));
+    same("block_hashes", expected, texts(hasher.hash(tokens, extras)));
+    BlockHasher.Sequence sequence = hasher.start(extras);
+    for (int i = 0; i < tokens.length; i++) {
+      sequence.append(tokens, i, i + 1);
+    }
+    same("block_hashes token by token", expected, texts(sequence.hashes()));
+  }
+
+  private static List<String> texts(BlockHashes hashes) {
+    return IntStream.range(0, hashes.size()).mapToObj(i -> hashes.get(i).toString()).toList();
+  }
+
+  static void tpShardMapping(JsonNode vector) {
+    List<HeadSlice> expected = new ArrayList<>();
+    for (JsonNode each : vector.required("slices")) {
+      expected.add(
+          new HeadSlice(
+              number(each, "producer_rank"),
+              number(each, "source_head"),
+              number(each, "destination_head"),
+              number(each, "num_heads")));
+    }
+    TPShardMapping mapping =
+        TPShardMapping.of(
+            number(vector, "num_kv_heads"),
+            number(vector, "producer_tp"),
+            number(vector, "consumer_tp"),
+            number(vector, "consumer_rank"));
+    same("slices", expected, mapping.slices());
+  }
+
   private static RankNamespace rank(JsonNode tuple) {
     int[] ranks = ints(tuple);
     if (ranks.length != 4) {
@@ -204,6 +288,18 @@ final class GoldenVectors {
       numbers[i] = list.get(i).intValue();
     }
     return numbers;
+  }
+
+  private static String text(JsonNode vector, String field) {
+    JsonNode value = vector.required(field);
+    if (!value.isTextual()) {
+      throw new IllegalArgumentException(field + " is " + value + ", no text");
+    }
+    return value.textValue();
+  }
+
+  private static @Nullable String textOrNull(JsonNode vector, String field) {
+    return vector.required(field).isNull() ? null : text(vector, field);
   }
 
   private static int number(JsonNode vector, String field) {

@@ -26,9 +26,12 @@ final class VectorsCommand implements Callable<Integer> {
   private static final Map<String, Consumer<JsonNode>> CHECKS =
       Map.of(
           "topologies", GoldenVectors::topology,
+          "namespaces", GoldenVectors::namespace,
           "keys", GoldenVectors::key,
           "plans", GoldenVectors::plan,
-          "trackers", GoldenVectors::tracker);
+          "trackers", GoldenVectors::tracker,
+          "block_hashes", GoldenVectors::blockHashes,
+          "tp_shard_mappings", GoldenVectors::tpShardMapping);
 
   @Spec private CommandSpec spec;
 

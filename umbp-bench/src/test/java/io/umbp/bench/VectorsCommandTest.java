@@ -25,13 +25,14 @@ class VectorsCommandTest {
     Cli.Result result = Cli.run("vectors", GOLDEN.toString());
     assertEquals(0, result.exitCode(), result.toString());
     List<String> lines = result.outLines();
-    assertEquals("208 passed, 0 failed, 311 skipped", lines.get(lines.size() - 1));
+    assertEquals("519 passed, 0 failed, 0 skipped", lines.get(lines.size() - 1));
     assertTrue(lines.contains("topologies: 28 passed, 0 failed"), result.out());
     assertTrue(lines.contains("keys: 60 passed, 0 failed"), result.out());
     assertTrue(lines.contains("plans: 60 passed, 0 failed"), result.out());
     assertTrue(lines.contains("trackers: 60 passed, 0 failed"), result.out());
-    assertTrue(
-        lines.contains("namespaces: 13 skipped, this build has no check for them"), result.out());
+    assertTrue(lines.contains("namespaces: 13 passed, 0 failed"), result.out());
+    assertTrue(lines.contains("block_hashes: 30 passed, 0 failed"), result.out());
+    assertTrue(lines.contains("tp_shard_mappings: 268 passed, 0 failed"), result.out());
   }
 
   private Cli.Result tampered(Consumer<JsonNode> change) throws IOException {
@@ -47,7 +48,7 @@ class VectorsCommandTest {
     Cli.Result result = tampered(change);
     assertEquals(1, result.exitCode(), result.toString());
     List<String> lines = result.outLines();
-    assertEquals("207 passed, 1 failed, 311 skipped", lines.get(lines.size() - 1));
+    assertEquals("518 passed, 1 failed, 0 skipped", lines.get(lines.size() - 1));
     assertTrue(lines.stream().anyMatch(line -> line.startsWith(expectedLine)), result.out());
   }
 
@@ -90,6 +91,50 @@ class VectorsCommandTest {
   }
 
   @Test
+  void aWrongNamespaceFails() throws IOException {
+    assertOneFails(
+        "namespaces[12]: namespace: expected 194ba6ca064be076ca7fed5e5a6a505e, actual ",
+        root ->
+            ((ObjectNode) root.get("namespaces").get(12).get("fields"))
+                .putObject("speculative")
+                .putNull("method")
+                .putNull("model")
+                .putNull("revision"));
+  }
+
+  @Test
+  void anotherLayoutVersionFails() throws IOException {
+    assertOneFails(
+        "namespaces[3]: layout_version: expected 1, actual 2",
+        root ->
+            ((ObjectNode) root.get("namespaces").get(3).get("fields")).put("layout_version", 2));
+  }
+
+  @Test
+  void aWrongBlockHashFails() throws IOException {
+    assertOneFails(
+        "block_hashes[1]: block_hashes: expected ",
+        root -> ((ArrayNode) root.get("block_hashes").get(1).get("block_hashes")).set(3, "00ff"));
+  }
+
+  @Test
+  void aWrongHashSeedFails() throws IOException {
+    assertOneFails(
+        "block_hashes[0]: none_hash: expected "
+            + "4e1195df020de59e0d65a33a4279f1183e7ae4e5d980e309f8b55adff2e61c3e, actual ",
+        root -> ((ObjectNode) root.get("block_hashes").get(0)).put("hash_seed", "1"));
+  }
+
+  @Test
+  void aWrongHeadSliceFails() throws IOException {
+    assertOneFails(
+        "tp_shard_mappings[8]: slices: expected ",
+        root ->
+            ((ObjectNode) root.get("tp_shard_mappings").get(8).get("slices").get(0))
+                .put("source_head", 0));
+  }
+
+  @Test
   void aVectorWithoutAFieldFails() throws IOException {
     assertOneFails("keys[1]: ", root -> ((ObjectNode) root.get("keys").get(1)).remove("group_id"));
   }
@@ -99,7 +144,7 @@ class VectorsCommandTest {
     Cli.Result result = tampered(root -> ((ObjectNode) root).putArray("news").add(1).add(2));
     assertEquals(0, result.exitCode());
     assertTrue(result.out().contains("news: 2 skipped, this build has no check for them"));
-    assertTrue(result.out().endsWith("208 passed, 0 failed, 313 skipped\n"), result.out());
+    assertTrue(result.out().endsWith("519 passed, 0 failed, 2 skipped\n"), result.out());
   }
 
   @Test

@@ -134,7 +134,7 @@ public final class BlockPool {
    * @param lease the job's pins
    * @param key index of the key in the job
    * @param writerJob the job
-   * @param expiresAtNanos when the object is dropped if it is not published by then
+   * @param expiresAtNanos the writer's deadline, from which on another job may write the key anew
    * @return the object; null when {@link #needsSlab} says so, or when nothing can be evicted
    */
   public @Nullable PooledObject reserve(
@@ -149,7 +149,6 @@ public final class BlockPool {
     SlabPool.SizeClass sizeClass = slabs.sizeClass(objectBytes);
     SlabPool.Slab slab = null;
     while (slab == null) {
-      PooledObject victim;
       if (slabs.hasCapacity(sizeClass)) {
         slab = slabs.slabWithFreeSlot(sizeClass);
         if (slab != null || needsSlab(objectBytes)) {
@@ -160,11 +159,10 @@ public final class BlockPool {
           evictAll(other);
           continue;
         }
-        // Only a slot of its own size helps: no slab of another size can become empty.
-        victim = recency.victim(objectBytes);
-      } else {
-        victim = recency.victim();
       }
+      // With capacity left it is a slot that is missing, and no other slab can be emptied for it.
+      PooledObject victim =
+          slabs.hasCapacity(sizeClass) ? recency.victim(objectBytes) : recency.victim();
       if (victim == null) {
         return null;
       }
@@ -203,7 +201,7 @@ public final class BlockPool {
     SlabPool.SizeClass sizeClass = slabs.sizeClass(objectBytes);
     return !isOutOfMemory
         && slabs.hasCapacity(sizeClass)
-        && slabs.slabWithFreeSlot(sizeClass) == null
+        && !slabs.hasFreeSlot(sizeClass)
         && slabs.mayGrow(sizeClass);
   }
 

@@ -111,7 +111,7 @@ public final class PooledObject {
   }
 
   /**
-   * Returns when the object is dropped if it is not published by then.
+   * Returns the writer's deadline: an object that is still FILLING then is given up.
    *
    * @return time of the runtime's clock in nanoseconds
    */

@@ -131,6 +131,11 @@ final class SlabPool {
     return empty;
   }
 
+  /** Tells whether {@link #slabWithFreeSlot} would find one. */
+  boolean hasFreeSlot(SizeClass sizeClass) {
+    return !sizeClass.withFreeSlots.isEmpty() || !emptySlabs.isEmpty();
+  }
+
   /** Tells whether a new slab for the class keeps the total within its limit. */
   boolean mayGrow(SizeClass sizeClass) {
     long slack = Math.multiplyExact(slabBytes, classes.size());

@@ -38,6 +38,7 @@ final class CopyFollower {
     try {
       executor.execute(this::round);
     } catch (Throwable e) {
+      // Also an Error, such as too many threads: the copies that are followed run all the same.
       isActive.set(false);
       log.warn("the executor refuses to follow copies; polling has to", e);
     }
@@ -48,27 +49,32 @@ final class CopyFollower {
       isActive.set(false);
       return;
     }
-    boolean isRunning;
-    try {
-      runtime.sweep();
-      isRunning = runtime.runningJobs() > 0;
-      if (isRunning) {
-        runtime.idle(null);
-      }
-    } catch (Throwable e) {
+    if (!hasRunning()) {
       isActive.set(false);
-      throw e;
-    }
-    if (isRunning) {
-      requeuing = Thread.currentThread();
-      queue();
-      requeuing = null;
+      // A job that began in between found the follower active.
+      if (runtime.runningJobs() > 0) {
+        follow();
+      }
       return;
     }
-    isActive.set(false);
-    // A job that began in between found the follower active.
-    if (runtime.runningJobs() > 0) {
-      follow();
+    requeuing = Thread.currentThread();
+    queue();
+    requeuing = null;
+  }
+
+  /** Does one round's work; returns whether copies still run, after waiting for them a moment. */
+  private boolean hasRunning() {
+    try {
+      runtime.sweep();
+      boolean hasRunning = runtime.runningJobs() > 0;
+      if (hasRunning) {
+        runtime.idle(null);
+      }
+      return hasRunning;
+    } catch (Throwable e) {
+      // The next job starts the following anew.
+      isActive.set(false);
+      throw e;
     }
   }
 }

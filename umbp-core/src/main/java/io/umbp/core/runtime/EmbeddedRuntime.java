@@ -57,6 +57,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   private final Set<EmbeddedSchedulerHandle> schedulers = new HashSet<>();
   private final Set<EmbeddedWorkerHandle> workers = new HashSet<>();
   private final ReentrantLock closeLock = new ReentrantLock();
+  private final ReentrantLock growLock = new ReentrantLock();
   private volatile boolean isClosed;
   private volatile @Nullable CloseResult closeResult;
 
@@ -73,7 +74,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
     this.follower = builder.executor == null ? null : new CopyFollower(this, builder.executor);
     this.clock = builder.nanoTime;
-    this.timeoutNanos = HostCopyEngine.nanos(builder.transferTimeout);
+    this.timeoutNanos = nanos(builder.transferTimeout);
   }
 
   /** Collects the settings of a runtime. Thread-confined. */
@@ -291,7 +292,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   /** Books what has become of one job. Called without the lock. */
   private void settle(TransferJob job) {
     CopyTicket ticket = callLocked(() -> job.ticket);
-    boolean hasEnded = ticket != null && hasEnded(job, ticket);
+    boolean hasEnded = ticket != null && hasEnded(ticket, job);
     @Nullable String @Nullable [] failures = hasEnded ? failures(ticket, job) : null;
     Registration unused =
         callLocked(
@@ -309,14 +310,14 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
   }
 
-  /** Asks a ticket. One that throws counts as running: its memory stays pinned. */
-  private static boolean hasEnded(TransferJob job, CopyTicket ticket) {
+  /** Asks a ticket; one that breaks is the trouble of its own job, not of whoever calls. */
+  private boolean hasEnded(CopyTicket ticket, TransferJob job) {
     try {
       return ticket.poll();
-    } catch (RuntimeException e) {
-      if (!job.isTicketBroken) {
-        job.isTicketBroken = true;
-        log.warn("the copy engine can't tell whether job {} has ended", job.id, e);
+    } catch (Throwable e) {
+      // The copy may still run, so the job keeps its pins. It is asked again.
+      if (callLocked(job::ticketBroke)) {
+        log.warn("job {} can't learn whether its copy has ended", job.id, e);
       }
       return false;
     }
@@ -325,8 +326,8 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   private static @Nullable String failure(CopyTicket ticket, int key) {
     try {
       return ticket.failure(key);
-    } catch (RuntimeException e) {
-      return "the copy engine can't tell how the copy ended: " + e;
+    } catch (Throwable e) {
+      return "the copy engine can't tell whether the key arrived: " + e;
     }
   }
 
@@ -371,8 +372,21 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   /**
    * Takes one more slab from the copy engine for objects of a size, if the pool still wants it.
    * Called without the lock.
+   *
+   * @throws UMBPException CLOSED
    */
   void grow(long objectBytes) {
+    growLock.lock();
+    try {
+      if (callLocked(() -> pool.needsSlab(objectBytes))) {
+        takeSlab();
+      }
+    } finally {
+      growLock.unlock();
+    }
+  }
+
+  private void takeSlab() {
     HostSlab slab;
     try {
       slab = engine.allocateSlab(slabBytes);
@@ -384,19 +398,17 @@ public final class EmbeddedRuntime implements UMBPRuntime {
       runLocked(pool::outOfMemory);
       return;
     }
-    boolean isTaken =
+    boolean isTooLate =
         callLocked(
             () -> {
-              // Another store may have brought one meanwhile.
-              boolean isWanted = !isClosed && pool.needsSlab(objectBytes);
-              if (isWanted) {
+              if (!isClosed) {
                 pool.addSlab(slab);
               }
-              return isWanted;
+              return isClosed;
             });
-    if (!isTaken) {
+    if (isTooLate) {
       engine.releaseSlab(slab);
-      checkOpen();
+      throw UMBPException.closed("runtime");
     }
   }
 
@@ -454,15 +466,27 @@ public final class EmbeddedRuntime implements UMBPRuntime {
                 preferred != null && !preferred.hasCopyEnded()
                     ? preferred.ticket
                     : jobs.oldestTicket());
-    try {
-      if (running != null) {
-        running.await(Duration.ofNanos(IDLE_NANOS));
-        return;
-      }
-    } catch (RuntimeException e) {
-      // Told by the poll of its job.
+    if (running == null || !waits(running)) {
+      LockSupport.parkNanos(IDLE_NANOS);
     }
-    LockSupport.parkNanos(IDLE_NANOS);
+  }
+
+  private static boolean waits(CopyTicket ticket) {
+    try {
+      boolean unused = ticket.await(Duration.ofNanos(IDLE_NANOS));
+      return true;
+    } catch (Throwable e) {
+      // Whether the copy has ended is judged, and its trouble logged, where the ticket is polled.
+      return false;
+    }
+  }
+
+  /** Returns a time in nanoseconds; one that is too long for that is as good as no limit. */
+  static long nanos(Duration time) {
+    if (time.isNegative()) {
+      throw UMBPException.invalid("time %s must be >= 0", time);
+    }
+    return TimeUnit.NANOSECONDS.convert(time);
   }
 
   /** Lets the executor, if there is one, follow the running copies. Called without the lock. */
@@ -474,7 +498,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   @Override
   public CloseResult close(Duration bound) {
-    long boundNanos = HostCopyEngine.nanos(bound);
+    long boundNanos = nanos(bound);
     if (!isCloseMine(boundNanos)) {
       CloseResult known = closeResult;
       return known != null

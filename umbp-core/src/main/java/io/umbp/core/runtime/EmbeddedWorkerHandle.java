@@ -115,7 +115,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   @Override
   public boolean unregisterBuffers(Duration timeout) {
-    long timeoutNanos = HostCopyEngine.nanos(timeout);
+    long timeoutNanos = EmbeddedRuntime.nanos(timeout);
     Registration retiring =
         runtime.callLocked(
             () -> {
@@ -274,7 +274,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       runtime.lock.lock();
       try {
         while (key < addresses.length && reserved == Reserved.DONE) {
-          reserved = job.endIfStopped(key) ? Reserved.DONE : reserve(job, key, addresses);
+          reserved = reserve(job, key, addresses);
           if (reserved == Reserved.BUSY && hasSwept) {
             job.end(
                 key,
@@ -291,7 +291,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
         runtime.lock.unlock();
       }
       if (reserved == Reserved.NEEDS_SLAB) {
-        runtime.grow(job.registration.planner().objectBytes(job.batch.keys().groupId(key)));
+        runtime.grow(objectBytes(job, key));
       } else if (reserved == Reserved.BUSY) {
         runtime.sweep();
         hasSwept = true;
@@ -301,6 +301,9 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   /** Called under the lock. */
   private Reserved reserve(TransferJob job, int key, long[] addresses) {
+    if (job.endIfGivenUp(key)) {
+      return Reserved.DONE;
+    }
     BlockKeys keys = job.batch.keys();
     KeySpace space = space(keys, key);
     PooledObject object = runtime.pool.find(space, keys.hashes(), key);
@@ -311,7 +314,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       object = null;
     }
     if (object == null) {
-      long objectBytes = job.registration.planner().objectBytes(keys.groupId(key));
+      long objectBytes = objectBytes(job, key);
       object =
           runtime.pool.reserve(
               space, keys.hashes(), key, objectBytes, job.lease, key, job.id, job.deadlineNanos);
@@ -331,8 +334,11 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
   }
 
   private static boolean hasOtherSize(TransferJob job, int key, PooledObject object) {
-    int groupId = job.batch.keys().groupId(key);
-    return object.sizeBytes() != job.registration.planner().objectBytes(groupId);
+    return object.sizeBytes() != objectBytes(job, key);
+  }
+
+  private static long objectBytes(TransferJob job, int key) {
+    return job.registration.planner().objectBytes(job.batch.keys().groupId(key));
   }
 
   private static void endWithOtherSize(TransferJob job, int key, PooledObject object) {
@@ -343,7 +349,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
         KeyReason.SIZE_MISMATCH,
         String.format(
             "the stored object has %d bytes, an object of group %d in this layout has %d",
-            object.sizeBytes(), groupId, job.registration.planner().objectBytes(groupId)));
+            object.sizeBytes(), groupId, objectBytes(job, key)));
   }
 
   private KeySpace space(BlockKeys keys, int key) {
@@ -420,7 +426,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   @Override
   public TransferJobState await(TransferJobState state, Duration timeout) {
-    long timeoutNanos = HostCopyEngine.nanos(timeout);
+    long timeoutNanos = EmbeddedRuntime.nanos(timeout);
     TransferJob job = known(state);
     if (job == null) {
       return state;
@@ -526,7 +532,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   @Override
   public CloseResult close(Duration bound) {
-    long boundNanos = HostCopyEngine.nanos(bound);
+    long boundNanos = EmbeddedRuntime.nanos(bound);
     beginClose();
     Registration last = runtime.callLocked(() -> registration);
     if (last != null) {

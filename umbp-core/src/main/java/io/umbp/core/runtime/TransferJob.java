@@ -39,23 +39,17 @@ final class TransferJob {
   private long completedBytes;
   private boolean isOverdue;
   private boolean isCancelled;
+  private boolean isCleared;
   private boolean hasCopyEnded;
   private boolean isDeadlineJudged;
+  private boolean isTicketBroken;
   private @Nullable TransferJobState snapshot;
-
-  /** How keys end that are not reserved yet; PENDING while the job may go on. */
-  private KeyOutcome lateOutcome = KeyOutcome.PENDING;
-
-  private KeyReason lateReason = KeyReason.NONE;
 
   /** Set when a final snapshot has been handed out, or nobody will ask for one. */
   boolean isRead;
 
   /** Set when the job is on its way out of the table of jobs. */
   boolean isRetired;
-
-  /** Set when it was logged that the ticket throws. */
-  volatile boolean isTicketBroken;
 
   /** The rows being copied; null before the copy starts and after it has ended. */
   @Nullable CopyBatch rows;
@@ -116,6 +110,35 @@ final class TransferJob {
     return outcomes[key] == KeyOutcome.PENDING && held[key] != null && lease.object(key) == null;
   }
 
+  /** Notes that the ticket could not be asked; returns true the first time. */
+  boolean ticketBroke() {
+    boolean isFirst = !isTicketBroken;
+    isTicketBroken = true;
+    return isFirst;
+  }
+
+  /**
+   * Ends a key that is about to be given its object, when the job was given up in the meantime: it
+   * waited for memory, and its deadline, a close or a clear came first.
+   *
+   * @return true when the key has ended
+   */
+  boolean endIfGivenUp(int key) {
+    if (isDeadlineJudged) {
+      end(key, KeyOutcome.TIMED_OUT, KeyReason.NONE, "the deadline passed before the copy began");
+    } else if (isCancelled) {
+      end(key, KeyOutcome.CANCELLED, KeyReason.NONE, null);
+    } else if (isCleared) {
+      end(key, KeyOutcome.FAILED, KeyReason.CLEARED, null);
+    }
+    return outcomes[key] != KeyOutcome.PENDING;
+  }
+
+  /** Notes that the namespace was cleared: what the store has not reserved yet it never will. */
+  void clear() {
+    isCleared = true;
+  }
+
   /** Remembers a reserved object: the key writes it and may publish it. */
   void writes(int key, PooledObject object) {
     held[key] = object;
@@ -127,21 +150,6 @@ final class TransferJob {
     pool.hold(object);
     held[key] = object;
     heldCount++;
-  }
-
-  /** Lets every key that is reserved after this end in a given way instead. */
-  private void stop(KeyOutcome outcome, KeyReason reason) {
-    lateOutcome = outcome;
-    lateReason = reason;
-  }
-
-  /** Ends a key that comes too late to be reserved; returns whether it does. */
-  boolean endIfStopped(int key) {
-    if (lateOutcome == KeyOutcome.PENDING) {
-      return false;
-    }
-    end(key, lateOutcome, lateReason, "the job ended before the key was reserved");
-    return true;
   }
 
   void end(int key, KeyOutcome outcome, KeyReason reason, @Nullable String detail) {
@@ -250,7 +258,6 @@ final class TransferJob {
       return;
     }
     isDeadlineJudged = true;
-    stop(KeyOutcome.TIMED_OUT, KeyReason.NONE);
     for (int key = 0; key < outcomes.length; key++) {
       if (isJoined(key)) {
         end(key, KeyOutcome.TIMED_OUT, KeyReason.NONE, "another job's store did not end in time");
@@ -266,18 +273,12 @@ final class TransferJob {
   /** Gives up what the job was to publish; joined keys end, running copies are marked. */
   void cancel(KeyOutcome outcome, KeyReason reason) {
     isCancelled = true;
-    stop(outcome, reason);
     for (int key = 0; key < outcomes.length; key++) {
       if (isJoined(key)) {
         end(key, outcome, reason, null);
       }
       unhold(key);
     }
-  }
-
-  /** Keeps a store from reserving more: its namespace was cleared. */
-  void clear() {
-    stop(KeyOutcome.FAILED, KeyReason.CLEARED);
   }
 
   /** Ends every pending key of a job whose copy never started. */

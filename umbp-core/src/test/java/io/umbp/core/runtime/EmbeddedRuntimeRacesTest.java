@@ -23,8 +23,6 @@ import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.api.UMBPWorkerHandle;
-import io.umbp.api.spi.CopyBatch;
-import io.umbp.api.spi.CopyTicket;
 import io.umbp.api.spi.HostSlab;
 import io.umbp.testkit.FakeGpu;
 import io.umbp.testkit.FakeGpuCopyEngine;
@@ -35,7 +33,6 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.Executor;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -51,7 +48,6 @@ class EmbeddedRuntimeRacesTest {
   private static final int BYTES = 1024;
   private static final int BLOCKS = 16;
   private static final Duration LONG = Duration.ofSeconds(10);
-  private static final Duration FOR_EVER = Duration.ofSeconds(Long.MAX_VALUE);
   private static final KVLayoutDescriptor LAYOUT =
       new KVLayoutDescriptor(List.of(new KVRegion("layer", 0, BYTES, BYTES, 0, 16)), TOPOLOGY);
 
@@ -64,11 +60,7 @@ class EmbeddedRuntimeRacesTest {
   /** Runs the test's steps inside allocateSlab, and breaks tickets on demand. */
   private static final class SteppedInEngine extends FaultyCopyEngine {
     final ArrayDeque<Runnable> duringAllocation = new ArrayDeque<>();
-    int allocations;
     Duration closeBound;
-    volatile RuntimeException pollFailure;
-    volatile Error pollError;
-    volatile RuntimeException failureFailure;
 
     SteppedInEngine(FakeGpuCopyEngine target) {
       super(target);
@@ -76,50 +68,11 @@ class EmbeddedRuntimeRacesTest {
 
     @Override
     public HostSlab allocateSlab(long sizeBytes) {
-      allocations++;
       Runnable step = duringAllocation.poll();
       if (step != null) {
         step.run();
       }
       return super.allocateSlab(sizeBytes);
-    }
-
-    @Override
-    public synchronized CopyTicket submit(CopyBatch batch, DeviceFence fence) {
-      CopyTicket ticket = super.submit(batch, fence);
-      return new CopyTicket() {
-        @Override
-        public boolean poll() {
-          if (pollFailure != null) {
-            throw pollFailure;
-          }
-          if (pollError != null) {
-            throw pollError;
-          }
-          return ticket.poll();
-        }
-
-        @Override
-        public boolean await(Duration timeout) {
-          if (pollFailure != null) {
-            throw pollFailure;
-          }
-          return ticket.await(timeout);
-        }
-
-        @Override
-        public boolean isMarkDone(int mark) {
-          return ticket.isMarkDone(mark);
-        }
-
-        @Override
-        public String failure(int key) {
-          if (failureFailure != null) {
-            throw failureFailure;
-          }
-          return ticket.failure(key);
-        }
-      };
     }
 
     @Override
@@ -164,20 +117,19 @@ class EmbeddedRuntimeRacesTest {
   }
 
   private EmbeddedRuntime runtime(int objects) {
-    return runtime(EmbeddedRuntime.builder().capacityBytes((long) objects * BYTES));
-  }
-
-  private EmbeddedRuntime runtime(EmbeddedRuntime.Builder builder) {
-    EmbeddedRuntime runtime = builder.slabBytes(BYTES).copyEngine(engine).nanoTime(clock).build();
+    EmbeddedRuntime runtime =
+        EmbeddedRuntime.builder()
+            .capacityBytes((long) objects * BYTES)
+            .slabBytes(BYTES)
+            .copyEngine(engine)
+            .nanoTime(clock)
+            .build();
     runtimes.add(runtime);
     return runtime;
   }
 
   @AfterEach
   void nothingIsLeft() {
-    engine.pollFailure = null;
-    engine.pollError = null;
-    engine.failureFailure = null;
     copies.releaseCopies();
     for (EmbeddedRuntime runtime : runtimes) {
       runtime.close(LONG);
@@ -209,31 +161,6 @@ class EmbeddedRuntimeRacesTest {
   }
 
   @Test
-  void aStoreThatTakesHostMemoryWhileTheRuntimeClosesEndsAtOnce() {
-    EmbeddedRuntime runtime = runtime(4);
-    Rig rig = new Rig(runtime);
-    List<CompletableFuture<CloseResult>> closing = new ArrayList<>();
-    engine.duringAllocation.add(() -> closing.add(beginClose(runtime, Duration.ofSeconds(2))));
-    TransferJobState job = rig.store(1);
-    assertEquals(KeyOutcome.FAILED, job.outcome(0));
-    assertEquals(KeyReason.CLOSED, job.reason(0));
-    assertEquals(CloseResult.CLEAN, closing.get(0).join());
-    assertEquals(1, engine.allocations);
-  }
-
-  @Test
-  void storesThatTakeHostMemoryTogetherTakeNoMoreThanThePoolWants() {
-    EmbeddedRuntime runtime = runtime(1);
-    Rig rig = new Rig(runtime);
-    engine.duringAllocation.add(() -> rig.store(2));
-    engine.duringAllocation.add(() -> rig.store(3));
-    rig.worker.cancel(rig.finish(rig.store(1)));
-    assertEquals(BYTES, runtime.stats().slabBytes());
-    assertEquals(1, copies.liveSlabCount());
-    clock.advance(Duration.ofSeconds(30));
-  }
-
-  @Test
   void aStoreBegunBeforeAClearPublishesNoKeyThatItReservesAfterIt() {
     EmbeddedRuntime runtime = runtime(4);
     Rig rig = new Rig(runtime);
@@ -247,48 +174,6 @@ class EmbeddedRuntimeRacesTest {
     assertEquals(0, rig.worker.publish(job));
     assertArrayEquals(new boolean[3], rig.scheduler.lookup(keys(1, 2, 3)));
     assertEquals(0, runtime.stats().usedBytes());
-  }
-
-  @Test
-  void aKeyReservedAfterItsJobsDeadlineIsNeitherPublishedNorHeld() {
-    EmbeddedRuntime runtime = runtime(4);
-    Rig late = new Rig(runtime);
-    Rig other = new Rig(runtime);
-    List<TransferJobState> others = new ArrayList<>();
-    engine.duringAllocation.add(
-        () -> {
-          clock.advance(Duration.ofSeconds(31));
-          runtime.stats();
-          copies.holdNext(1);
-          others.add(other.store(2));
-        });
-    TransferJobState job = late.store(1, 2);
-    copies.releaseCopies();
-    job = late.finish(job);
-    TransferJobState stored = other.finish(others.get(0));
-    assertEquals(KeyOutcome.COMPLETED, stored.outcome(0));
-    assertEquals(KeyOutcome.TIMED_OUT, job.outcome(0));
-    assertEquals(KeyOutcome.TIMED_OUT, job.outcome(1));
-    clock.advance(Duration.ofSeconds(31));
-    assertEquals(0, runtime.stats().unpublishedObjects());
-    assertEquals(0, late.worker.publish(job));
-    assertEquals(0, runtime.stats().usedBytes());
-  }
-
-  @Test
-  void whatAJoinedStoreMayStillPublishIsNotTakenAwayAtTheWritersDeadline() {
-    EmbeddedRuntime runtime = runtime(4);
-    Rig rig = new Rig(runtime);
-    rig.finish(rig.store(1));
-    clock.advance(Duration.ofSeconds(20));
-    TransferJobState joined = rig.finish(rig.store(1));
-    assertEquals(KeyOutcome.COMPLETED, joined.outcome(0));
-    clock.advance(Duration.ofSeconds(11));
-    TransferJobState third = rig.finish(rig.store(1));
-    assertEquals(KeyOutcome.COMPLETED, third.outcome(0));
-    assertEquals(1, rig.worker.publish(joined));
-    assertEquals(0, rig.worker.publish(third));
-    assertEquals(BYTES, runtime.stats().usedBytes());
   }
 
   @Test
@@ -319,17 +204,6 @@ class EmbeddedRuntimeRacesTest {
   }
 
   @Test
-  void timesOfAnyLengthAreTaken() {
-    EmbeddedRuntime runtime =
-        runtime(EmbeddedRuntime.builder().capacityBytes(BYTES).transferTimeout(FOR_EVER));
-    Rig rig = new Rig(runtime);
-    assertEquals(1, rig.worker.publish(rig.worker.await(rig.store(1), FOR_EVER)));
-    assertTrue(rig.worker.unregisterBuffers(FOR_EVER));
-    assertEquals(CloseResult.CLEAN, rig.worker.close(FOR_EVER));
-    assertEquals(CloseResult.CLEAN, runtime.close(FOR_EVER));
-  }
-
-  @Test
   void aNegativeTimeIsRefusedBeforeAnythingIsDone() {
     EmbeddedRuntime runtime = runtime(4);
     Rig rig = new Rig(runtime);
@@ -353,66 +227,5 @@ class EmbeddedRuntimeRacesTest {
       assertThrows(OutOfMemoryError.class, () -> rig.store(1));
     }
     assertEquals(JobTable.MAX_RETIRED_JOBS, runtime.jobs.size());
-  }
-
-  @Test
-  void aTicketThatThrowsHoldsUpItsOwnJobOnly() {
-    EmbeddedRuntime runtime = runtime(4);
-    Rig rig = new Rig(runtime);
-    TransferJobState good = rig.finish(rig.store(1));
-    engine.pollFailure = new IllegalStateException("the driver is gone");
-    TransferJobState stuck = rig.store(2);
-    assertFalse(stuck.isFinal());
-    assertEquals(1, rig.worker.publish(good));
-    assertEquals(1, runtime.stats().leases());
-    clock.advance(Duration.ofSeconds(30));
-    assertEquals(TransferJobState.Status.OVERDUE, rig.worker.await(stuck, LONG).status());
-    assertEquals(1, runtime.close(Duration.ofMillis(1)).unfinishedJobs());
-    engine.pollFailure = null;
-    assertEquals(KeyOutcome.TIMED_OUT, rig.finish(stuck).outcome(0));
-  }
-
-  @Test
-  void aTicketThatCannotTellItsFailuresFailsItsKeys() {
-    EmbeddedRuntime runtime = runtime(4);
-    Rig rig = new Rig(runtime);
-    engine.failureFailure = new IllegalStateException("the driver is gone");
-    TransferJobState job = rig.finish(rig.store(1));
-    assertEquals(KeyOutcome.FAILED, job.outcome(0));
-    assertEquals(KeyReason.COPY_FAILED, job.reason(0));
-    assertTrue(job.detail(0).contains("the driver is gone"), job.detail(0));
-    assertEquals(0, rig.worker.publish(job));
-    assertEquals(0, runtime.stats().usedBytes());
-  }
-
-  @Test
-  void anErrorEndsTheFollowersTaskNotTheFollower() {
-    ArrayDeque<Runnable> tasks = new ArrayDeque<>();
-    EmbeddedRuntime runtime =
-        runtime(EmbeddedRuntime.builder().capacityBytes(4 * BYTES).executor(tasks::add));
-    Rig rig = new Rig(runtime);
-    copies.holdNext(2);
-    rig.store(1);
-    assertEquals(1, tasks.size());
-    engine.pollError = new LinkageError("planted by the test");
-    assertThrows(LinkageError.class, () -> tasks.remove().run());
-    engine.pollError = null;
-    rig.store(2);
-    assertEquals(1, tasks.size(), "nobody follows the copies any more");
-  }
-
-  @Test
-  void anExecutorWithoutThreadsLeavesTheJobToThoseWhoPoll() {
-    Executor withoutThreads =
-        task -> {
-          throw new LinkageError("no threads to be had");
-        };
-    EmbeddedRuntime runtime =
-        runtime(EmbeddedRuntime.builder().capacityBytes(4 * BYTES).executor(withoutThreads));
-    Rig rig = new Rig(runtime);
-    copies.holdNext(1);
-    TransferJobState job = rig.store(1);
-    copies.releaseCopies();
-    assertEquals(1, rig.worker.publish(rig.finish(job)));
   }
 }

@@ -1,0 +1,354 @@
+package io.umbp.core.identity;
+
+import com.google.common.hash.Hashing;
+import com.google.common.primitives.Bytes;
+import io.umbp.api.BlockHash;
+import io.umbp.api.BlockHashes;
+import io.umbp.api.UMBPException;
+import java.security.DigestException;
+import java.security.MessageDigest;
+import java.security.NoSuchAlgorithmException;
+import java.util.Arrays;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * Makes vLLM's prefix block hashes, so that both engines name a block alike: a block's hash is the
+ * SHA-256 over the canonical CBOR of {@code [parent hash, [token ids], extra keys or null]}.
+ * Immutable and thread-safe; the {@link Sequence}s that it starts are not.
+ *
+ * <p>The parent of the first block is the SHA-256 over the CBOR text of the hash seed, the value of
+ * {@code PYTHONHASHSEED} of the Python engines. Only full blocks have a hash; the last tokens of a
+ * sequence wait until their block is full.
+ */
+public final class BlockHasher {
+  /** Length of every hash in bytes. */
+  public static final int HASH_LENGTH = 32;
+
+  /** Greatest number of tokens in a block. */
+  public static final int MAX_BLOCK_SIZE = 1 << 20;
+
+  /** Greatest number of blocks in a sequence: their hashes fill one array. */
+  public static final int MAX_BLOCKS = Integer.MAX_VALUE / HASH_LENGTH;
+
+  private final int blockSize;
+  private final byte[] firstParent;
+
+  /**
+   * Creates the hasher of one deployment.
+   *
+   * @param hashSeed the seed that all engines of the deployment share, not empty: an engine without
+   *     one draws its first parent at random, and no hash of it is ever found again
+   * @param blockSize tokens in a block, 1 to {@value #MAX_BLOCK_SIZE}
+   * @throws UMBPException INVALID_ARGUMENT when the seed is empty or has a lone surrogate, or the
+   *     block size is out of range
+   */
+  public BlockHasher(String hashSeed, int blockSize) {
+    if (hashSeed.isEmpty()) {
+      throw UMBPException.invalid(
+          "hash seed is empty; engines that share KV need one fixed seed, such as \"0\"");
+    }
+    if (blockSize < 1 || blockSize > MAX_BLOCK_SIZE) {
+      throw UMBPException.invalid(
+          "block size %d is outside [1, %d] tokens", blockSize, MAX_BLOCK_SIZE);
+    }
+    this.blockSize = blockSize;
+    this.firstParent =
+        Hashing.sha256().hashBytes(CanonicalCbor.text("hash seed", hashSeed)).asBytes();
+  }
+
+  /**
+   * Returns the number of tokens in a block.
+   *
+   * @return tokens, at least 1
+   */
+  public int blockSize() {
+    return blockSize;
+  }
+
+  /**
+   * Returns the hash that stands as the parent of each sequence's first block.
+   *
+   * @return the digest of the hash seed
+   */
+  public BlockHash firstParent() {
+    return BlockHash.of(firstParent);
+  }
+
+  /**
+   * Starts a sequence without tokens.
+   *
+   * @param extras what else separates the sequence's KV from that of the same tokens
+   * @return a sequence of its own
+   */
+  public Sequence start(Extras extras) {
+    return new Sequence(this, extras, 8);
+  }
+
+  /**
+   * Hashes the full blocks of a whole prompt.
+   *
+   * @param tokens token ids, each at least 0; borrowed during the call
+   * @param extras what else separates the prompt's KV from that of the same tokens
+   * @return {@code tokens.length / blockSize} hashes, in prefix order
+   * @throws UMBPException INVALID_ARGUMENT when a token id is negative or there are more than
+   *     {@value #MAX_BLOCKS} blocks
+   */
+  public BlockHashes hash(int[] tokens, Extras extras) {
+    int blocks = tokens.length / blockSize;
+    checkBlocks(blocks);
+    Sequence sequence = new Sequence(this, extras, blocks);
+    sequence.append(tokens, 0, tokens.length);
+    return sequence.hashes();
+  }
+
+  static void checkBlocks(long blocks) {
+    if (blocks > MAX_BLOCKS) {
+      throw UMBPException.invalid(
+          "the tokens make %d blocks, a sequence has at most %d", blocks, MAX_BLOCKS);
+    }
+  }
+
+  /**
+   * What makes KV different although the tokens are the same. Immutable.
+   *
+   * <p>As in vLLM, the values go into the hash as plain texts without their kind: an adapter "x"
+   * and a salt "x" give the same first block. Names of adapters must not be used as salts.
+   */
+  public static final class Extras {
+    private static final Extras NONE = new Extras(null, null);
+
+    private final byte @Nullable [] loraName;
+    private final byte @Nullable [] cacheSalt;
+
+    private Extras(byte @Nullable [] loraName, byte @Nullable [] cacheSalt) {
+      this.loraName = loraName;
+      this.cacheSalt = cacheSalt;
+    }
+
+    /**
+     * Returns the extras of a plain prompt: base model, shared cache.
+     *
+     * @return no extra keys
+     */
+    public static Extras none() {
+      return NONE;
+    }
+
+    /**
+     * Returns these extras with an adapter; it is part of every block's hash.
+     *
+     * @param name the LoRA adapter's name, not empty; null for the base model
+     * @return the extras
+     * @throws UMBPException INVALID_ARGUMENT when the name is empty, which could mean an adapter or
+     *     none, or has a lone surrogate
+     */
+    public Extras withLoraName(@Nullable String name) {
+      return new Extras(item("LoRA name", name), cacheSalt);
+    }
+
+    /**
+     * Returns these extras with a salt; it is part of the first block's hash and, through the
+     * parents, separates all blocks after it.
+     *
+     * @param salt the text that only those who may share KV have in common, not empty; null for
+     *     none
+     * @return the extras
+     * @throws UMBPException INVALID_ARGUMENT when the salt is empty, which could mean a salt or
+     *     none, or has a lone surrogate
+     */
+    public Extras withCacheSalt(@Nullable String salt) {
+      return new Extras(loraName, item("cache salt", salt));
+    }
+
+    private static byte @Nullable [] item(String what, @Nullable String text) {
+      if (text == null) {
+        return null;
+      }
+      if (text.isEmpty()) {
+        throw UMBPException.invalid("%s is empty; null means none", what);
+      }
+      return CanonicalCbor.text(what, text);
+    }
+
+    private byte[] ofFirstBlock() {
+      if (loraName != null && cacheSalt != null) {
+        return array(2, Bytes.concat(loraName, cacheSalt));
+      }
+      return cacheSalt == null ? ofLaterBlocks() : array(1, cacheSalt);
+    }
+
+    private byte[] ofLaterBlocks() {
+      return loraName == null ? new byte[] {CanonicalCbor.NULL} : array(1, loraName);
+    }
+
+    private static byte[] array(int size, byte[] items) {
+      byte[] array = new byte[CanonicalCbor.ROOM + items.length];
+      int at = CanonicalCbor.putArrayHead(array, 0, size);
+      System.arraycopy(items, 0, array, at, items.length);
+      return Arrays.copyOf(array, at + items.length);
+    }
+  }
+
+  /**
+   * The growing hashes of one sequence of tokens. Thread-confined. Hashing allocates nothing but
+   * the room for the hashes, which doubles when it is full.
+   */
+  public static final class Sequence {
+    private final MessageDigest sha256 = newSha256();
+    private final int blockSize;
+    private final byte[] laterExtras;
+
+    /** The block being filled, as CBOR: up to parentAt and to tokensAt it is the same each time. */
+    private final byte[] block;
+
+    private final int parentAt;
+    private final int tokensAt;
+    private int blockEnd;
+    private int tokensInBlock;
+
+    private byte[] extras;
+    private byte[] hashes;
+    private int size;
+
+    private Sequence(BlockHasher hasher, Extras extras, int expectedBlocks) {
+      this.blockSize = hasher.blockSize;
+      this.extras = extras.ofFirstBlock();
+      this.laterExtras = extras.ofLaterBlocks();
+      this.hashes = new byte[expectedBlocks * HASH_LENGTH];
+      int heads = 3 * CanonicalCbor.MAX_HEAD;
+      int tokenBytes = blockSize * CanonicalCbor.MAX_HEAD;
+      int extraBytes = Math.max(this.extras.length, laterExtras.length);
+      int end = heads + HASH_LENGTH + tokenBytes + extraBytes;
+      this.block = new byte[end + CanonicalCbor.ROOM];
+      int at = CanonicalCbor.putArrayHead(block, 0, 3);
+      this.parentAt = CanonicalCbor.putBytesHead(block, at, HASH_LENGTH);
+      System.arraycopy(hasher.firstParent, 0, block, parentAt, HASH_LENGTH);
+      this.tokensAt = CanonicalCbor.putArrayHead(block, parentAt + HASH_LENGTH, blockSize);
+      this.blockEnd = tokensAt;
+    }
+
+    private static MessageDigest newSha256() {
+      try {
+        return MessageDigest.getInstance("SHA-256");
+      } catch (NoSuchAlgorithmException e) {
+        throw new IllegalStateException("every Java platform has SHA-256", e);
+      }
+    }
+
+    /**
+     * Appends tokens and hashes each block that they fill.
+     *
+     * @param tokens token ids, each at least 0; borrowed during the call
+     * @return the number of blocks hashed so far, as {@link #size()}
+     * @throws UMBPException INVALID_ARGUMENT when a token id is negative or the sequence would have
+     *     more than {@value #MAX_BLOCKS} blocks; nothing is appended then
+     */
+    public int append(int[] tokens) {
+      return append(tokens, 0, tokens.length);
+    }
+
+    /**
+     * Appends a part of an array of tokens and hashes each block that they fill.
+     *
+     * @param tokens token ids, each at least 0 in the part; borrowed during the call
+     * @param from first token of the part
+     * @param to end of the part, exclusive
+     * @return the number of blocks hashed so far, as {@link #size()}
+     * @throws UMBPException INVALID_ARGUMENT when the part is outside the array, a token id in it
+     *     is negative, or the sequence would have more than {@value #MAX_BLOCKS} blocks; nothing is
+     *     appended then
+     */
+    public int append(int[] tokens, int from, int to) {
+      if (from < 0 || to < from || to > tokens.length) {
+        throw UMBPException.invalid("tokens [%d, %d) are outside [0, %d)", from, to, tokens.length);
+      }
+      checkBlocks(size + ((long) tokensInBlock + to - from) / blockSize);
+      checkTokens(tokens, from, to);
+      int next = from;
+      while (next < to) {
+        int end = next + Math.min(blockSize - tokensInBlock, to - next);
+        tokensInBlock += end - next;
+        int at = blockEnd;
+        for (; next < end; next++) {
+          at = CanonicalCbor.putUnsigned(block, at, tokens[next]);
+        }
+        blockEnd = at;
+        if (tokensInBlock == blockSize) {
+          finishBlock();
+        }
+      }
+      return size;
+    }
+
+    private static void checkTokens(int[] tokens, int from, int to) {
+      int allBits = 0;
+      for (int i = from; i < to; i++) {
+        allBits |= tokens[i];
+      }
+      if (allBits >= 0) {
+        return;
+      }
+      for (int i = from; i < to; i++) {
+        if (tokens[i] < 0) {
+          throw UMBPException.invalid("token id %d at index %d must be >= 0", tokens[i], i);
+        }
+      }
+    }
+
+    private void finishBlock() {
+      System.arraycopy(extras, 0, block, blockEnd, extras.length);
+      sha256.update(block, 0, blockEnd + extras.length);
+      try {
+        sha256.digest(block, parentAt, HASH_LENGTH);
+      } catch (DigestException e) {
+        throw new IllegalStateException("a SHA-256 digest has " + HASH_LENGTH + " bytes", e);
+      }
+      int end = size * HASH_LENGTH;
+      if (end == hashes.length) {
+        int room = (int) Math.min(MAX_BLOCKS, Math.max(8, 2L * size));
+        hashes = Arrays.copyOf(hashes, room * HASH_LENGTH);
+      }
+      System.arraycopy(block, parentAt, hashes, end, HASH_LENGTH);
+      size++;
+      extras = laterExtras;
+      blockEnd = tokensAt;
+      tokensInBlock = 0;
+    }
+
+    /**
+     * Returns the number of blocks hashed so far.
+     *
+     * @return full blocks, at least 0
+     */
+    public int size() {
+      return size;
+    }
+
+    /**
+     * Returns the hashes of all full blocks.
+     *
+     * @return {@link #size()} hashes in prefix order; a copy that later tokens do not change
+     */
+    public BlockHashes hashes() {
+      return hashes(0, size);
+    }
+
+    /**
+     * Returns the hashes of some full blocks.
+     *
+     * @param from first block
+     * @param to end, exclusive, at most {@link #size()}
+     * @return the hashes in prefix order; a copy that later tokens do not change
+     * @throws UMBPException INVALID_ARGUMENT when the part is outside the hashed blocks
+     */
+    public BlockHashes hashes(int from, int to) {
+      if (from < 0 || to < from || to > size) {
+        throw UMBPException.invalid("blocks [%d, %d) are outside [0, %d)", from, to, size);
+      }
+      boolean whole = from == 0 && to * HASH_LENGTH == hashes.length;
+      return BlockHashes.of(
+          HASH_LENGTH,
+          whole ? hashes : Arrays.copyOfRange(hashes, from * HASH_LENGTH, to * HASH_LENGTH));
+    }
+  }
+}
