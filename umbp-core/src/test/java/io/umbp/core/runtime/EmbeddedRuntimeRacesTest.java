@@ -153,7 +153,7 @@ class EmbeddedRuntimeRacesTest {
   private static CompletableFuture<CloseResult> beginClose(
       EmbeddedRuntime runtime, Duration bound) {
     CompletableFuture<CloseResult> closing =
-        CompletableFuture.supplyAsync(() -> runtime.close(bound));
+        CompletableFuture.supplyAsync(() -> runtime.close(bound), task -> new Thread(task).start());
     while (!isClosed(runtime)) {
       Thread.onSpinWait();
     }

@@ -53,6 +53,9 @@ class RuntimeMishapsTest {
   private static final Duration LONG = Duration.ofSeconds(20);
   private static final Duration TIMEOUT = Duration.ofSeconds(30);
 
+  /** The common pool may have one thread only, and these tasks wait for each other. */
+  private static final Executor OWN_THREAD = task -> new Thread(task).start();
+
   private final FakeGpu gpu = FakeGpu.asynchronous(1);
   private final FakeGpuCopyEngine copies = gpu.copyEngine();
   private final Engine engine = new Engine(copies);
@@ -219,10 +222,10 @@ class RuntimeMishapsTest {
           await(closing);
         };
     CompletableFuture<TransferJobState> store =
-        CompletableFuture.supplyAsync(() -> rig.store(0, 1));
+        CompletableFuture.supplyAsync(() -> rig.store(0, 1), OWN_THREAD);
     await(asked);
     CompletableFuture<CloseResult> close =
-        CompletableFuture.supplyAsync(() -> runtime.close(Duration.ofSeconds(5)));
+        CompletableFuture.supplyAsync(() -> runtime.close(Duration.ofSeconds(5)), OWN_THREAD);
     while (isOpen(runtime)) {
       Thread.onSpinWait();
     }
@@ -256,8 +259,10 @@ class RuntimeMishapsTest {
             throw new AssertionError(e);
           }
         };
-    CompletableFuture<Integer> one = CompletableFuture.supplyAsync(() -> rig.storeAndPublish(0, 1));
-    CompletableFuture<Integer> two = CompletableFuture.supplyAsync(() -> rig.storeAndPublish(0, 2));
+    CompletableFuture<Integer> one =
+        CompletableFuture.supplyAsync(() -> rig.storeAndPublish(0, 1), OWN_THREAD);
+    CompletableFuture<Integer> two =
+        CompletableFuture.supplyAsync(() -> rig.storeAndPublish(0, 2), OWN_THREAD);
     assertEquals(2, one.get() + two.get());
     assertEquals(4096, runtime.stats().slabBytes());
     assertEquals(1, engine.granted.get());
