@@ -162,8 +162,8 @@ public final class BlockHashes {
   }
 
   /**
-   * Returns a 64-bit digest of one hash for use in hash tables: every byte counts, equal hashes
-   * have equal fingerprints in every column.
+   * Returns a 64-bit digest of one hash for use in hash tables: every byte counts, in the low bits
+   * and in {@link Long#hashCode(long)} too; equal hashes have equal fingerprints in every column.
    *
    * @param index element in [0, size)
    * @return the fingerprint
@@ -178,15 +178,16 @@ public final class BlockHashes {
     for (; at < end; at++) {
       mixed = mix(mixed ^ (bytes[at] & 0xFF));
     }
-    return mixed;
+    return mix(mixed);
   }
 
   /**
    * A multiply and a shift, with the 64-bit golden ratio as in Fibonacci hashing (Knuth, vol. 3).
+   * The shift is not 32: tables fold a long by 32, and folding twice takes the high half out again.
    */
   private static long mix(long value) {
     long product = value * 0x9E3779B97F4A7C15L;
-    return product ^ (product >>> 32);
+    return product ^ (product >>> 29);
   }
 
   /** Writes one hash as two lower-case ASCII digits a byte, starting at textOffset. */

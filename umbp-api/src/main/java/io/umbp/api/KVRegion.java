@@ -72,6 +72,11 @@ public record KVRegion(
       throw UMBPException.invalid(
           "layer '%s': object offset %d must be >= 0", layerName, objectOffset);
     }
+    if (blockBytes > Long.MAX_VALUE - objectOffset) {
+      throw UMBPException.invalid(
+          "layer '%s': object offset %d with block bytes %d ends behind byte %d",
+          layerName, objectOffset, blockBytes, Long.MAX_VALUE);
+    }
     if (pageSegments.isEmpty()) {
       if (blockBytes > blockStride) {
         throw UMBPException.invalid(

@@ -14,6 +14,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import io.umbp.api.TransferJobState.Status;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Set;
 import org.jspecify.annotations.Nullable;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -21,6 +22,8 @@ import org.junit.jupiter.params.provider.EnumSource;
 
 /** What a job's snapshot says of its keys. */
 class JobStateTest {
+  private static final Set<KeyOutcome> COMPLETED_OR_CANCELLED = Set.of(COMPLETED, CANCELLED);
+
   private static BlockLoadBatch batch(int... blockIds) {
     return BlockLoadBatch.of(
         "r1",
@@ -44,6 +47,24 @@ class JobStateTest {
     TransferJobState state = state(overdue, batch(new int[outcomes.length]), outcomes);
     assertEquals(expected, state.status());
     assertEquals(expected != Status.RUNNING && expected != Status.OVERDUE, state.isFinal());
+  }
+
+  @Test
+  void everyCombinationOfThreeOutcomesHasItsStatus() {
+    for (KeyOutcome first : KeyOutcome.values()) {
+      for (KeyOutcome second : KeyOutcome.values()) {
+        for (KeyOutcome third : KeyOutcome.values()) {
+          Set<KeyOutcome> all = Set.copyOf(List.of(first, second, third));
+          Status ended =
+              COMPLETED_OR_CANCELLED.containsAll(all)
+                  ? all.contains(CANCELLED) ? Status.CANCELLED : Status.COMPLETED
+                  : Status.FAILED;
+          boolean pending = all.contains(PENDING);
+          assertStatus(pending ? Status.RUNNING : ended, false, first, second, third);
+          assertStatus(pending ? Status.OVERDUE : ended, true, first, second, third);
+        }
+      }
+    }
   }
 
   @Test

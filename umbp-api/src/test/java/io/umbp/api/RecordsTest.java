@@ -139,8 +139,11 @@ class RecordsTest {
         "parallel sizes tp 65536, pcp 65536, pp 1 make more than 2147483647 ranks",
         () -> new RankTopology(0, 65_536, 0, 65_536, 0, 1, 0, 1));
     assertRefused(
-        "parallel sizes tp 65536, pcp 32768, pp 3 make more than 2147483647 ranks",
-        () -> new RankTopology(0, 65_536, 0, 32_768, 0, 1, 0, 3));
+        "parallel sizes tp 65536, pcp 16384, pp 3 make more than 2147483647 ranks",
+        () -> new RankTopology(0, 65_536, 0, 16_384, 0, 1, 0, 3));
+    assertRefused(
+        "parallel sizes tp 1073741824, pcp 1073741824, pp 16 make more than 2147483647 ranks",
+        () -> new RankTopology(0, 1 << 30, 0, 1 << 30, 0, 1, 0, 16));
     assertRefused(
         "parallel sizes tp 2147483647, pcp 2147483647, pp 2147483647 make more than 2147483647"
             + " ranks",
@@ -177,6 +180,16 @@ class RecordsTest {
         "layer 'a': block size -16 must be > 0", () -> new KVRegion("a", 0, 64, 64, 0, -16));
     assertRefused(
         "layer 'a': object offset -1 must be >= 0", () -> new KVRegion("a", 0, 64, 64, -1, 16));
+    long last = Long.MAX_VALUE - 64;
+    assertEquals(last, new KVRegion("a", 0, 64, 64, last, 16).objectOffset());
+    assertRefused(
+        "layer 'a': object offset 9223372036854775744 with block bytes 64 ends behind byte"
+            + " 9223372036854775807",
+        () -> new KVRegion("a", 0, 64, 64, last + 1, 16));
+    assertRefused(
+        "layer 'a': object offset 9223372036854775744 with block bytes 64 ends behind byte"
+            + " 9223372036854775807",
+        () -> new KVRegion("a", 0, 32, 64, last + 1, 16, List.of(new PageSegment(128, 64))));
   }
 
   @Test
@@ -261,6 +274,8 @@ class RecordsTest {
           {0, -1, 64, 64, 0},
           {0, 0, 0, 64, 0},
           {0, 0, 64, 0, 0},
+          {0, 0, -64, 64, 0},
+          {0, 0, 64, -64, 0},
           {0, 0, 64, 64, -1}
         }) {
       assertRefused(
@@ -315,6 +330,8 @@ class RecordsTest {
     assertRefused(
         "block id -3 in group 5 must be >= 0", () -> BlockStoreBatch.of("r", keys(0, 5), 1, -3));
     assertRefused(
+        "block id -1 in group 5 must be >= 0", () -> BlockLoadBatch.of("r", keys(5, 0), -1, 3));
+    assertRefused(
         "a batch has the keys of one rank, but 2 ranks were given",
         () -> BlockLoadBatch.of("r", keys(0).onRanks(List.of(RANK_0, RANK_1)), 1, 1));
   }
@@ -344,6 +361,10 @@ class RecordsTest {
         new StoreEventResult(3, Set.of(one, two)),
         first.plus(new StoreEventResult(2, Set.of(two, one))));
     assertEquals(Set.of(one), first.failedObjects());
+    assertEquals(
+        Integer.MAX_VALUE,
+        first.plus(new StoreEventResult(Integer.MAX_VALUE - 1, Set.of())).completedWorkers());
+    assertThrows(UnsupportedOperationException.class, () -> first.failedObjects().clear());
     assertNotEquals(one, two);
     assertRefused("completed workers -1 must be >= 0", () -> new StoreEventResult(-1, Set.of()));
     assertRefused("group id -1 must be >= 0", () -> new StoredObject(-1, HASH));
@@ -381,6 +402,8 @@ class RecordsTest {
     loads.clear();
     assertEquals(Set.of("r"), metadata.stores().keySet());
     assertEquals(Set.of("q"), metadata.loads().keySet());
+    assertThrows(UnsupportedOperationException.class, () -> metadata.loads().clear());
+    assertThrows(UnsupportedOperationException.class, () -> metadata.stores().clear());
     assertEquals(
         -1,
         new UMBPConnectorMetadata(Map.of(), Map.of(), UMBPConnectorMetadata.NO_EVENT).storeEvent());
@@ -406,9 +429,8 @@ class RecordsTest {
   @Test
   void fencesNameTheirStream() {
     assertEquals(new DeviceFence.OnStream(2, 0x55L), DeviceFence.onStream(2, 0x55L));
-    assertEquals(DeviceFence.hostComplete(), DeviceFence.hostComplete());
-    assertEquals(DeviceFence.none(), DeviceFence.none());
-    assertNotEquals(DeviceFence.none(), DeviceFence.hostComplete());
+    assertEquals(new DeviceFence.HostComplete(), DeviceFence.hostComplete());
+    assertEquals(new DeviceFence.None(), DeviceFence.none());
     assertRefused("device ordinal -1 must be >= 0", () -> DeviceFence.onStream(-1, 0));
   }
 

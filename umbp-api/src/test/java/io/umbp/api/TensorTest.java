@@ -104,6 +104,7 @@ class TensorTest {
     device().blocks(4, 1_365).build();
     device().blocks(64, 64).build();
     device().blocks(1, Long.MAX_VALUE).build();
+    KVCacheTensor.device(1, Long.MAX_VALUE - 1, 0).blocks(2, Long.MAX_VALUE - 2).build();
     assertRefused(
         "block 4 of stride 1024 starts behind the tensor's 4096 bytes",
         () -> device().blocks(5, 1_024).build());
@@ -144,6 +145,8 @@ class TensorTest {
   void allocationsMayNotWrapAround() {
     String message = "allocation at 0x%x with %d bytes does not lie between address 0 and 2^63";
     assertRefused(message.formatted(-64L, 1L << 48), () -> device().inAllocation(-64, 1L << 48));
+    assertRefused(
+        message.formatted(-1L, Long.MIN_VALUE), () -> device().inAllocation(-1, Long.MIN_VALUE));
     assertRefused(
         message.formatted(BASE, Long.MAX_VALUE), () -> device().inAllocation(BASE, Long.MAX_VALUE));
   }

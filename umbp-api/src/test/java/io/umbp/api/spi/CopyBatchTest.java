@@ -48,6 +48,20 @@ class CopyBatchTest {
   }
 
   @Test
+  void columnsDoNotGrowRowByRow() {
+    long[] column = batch.device();
+    int grown = 0;
+    for (int i = 0; i < 1_000; i++) {
+      batch.add(i, i, 1, 0);
+      if (batch.device() != column) {
+        column = batch.device();
+        grown++;
+      }
+    }
+    assertEquals(4, grown);
+  }
+
+  @Test
   void aMarkMayStandForNoMoreRows() {
     batch.endMark();
     batch.add(1, 2, 3, 0);
