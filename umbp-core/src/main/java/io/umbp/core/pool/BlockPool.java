@@ -133,7 +133,6 @@ public final class BlockPool {
    * @param objectBytes size of the object
    * @param lease the job's pins
    * @param key index of the key in the job
-   * @param writerJob the job
    * @param expiresAtNanos the writer's deadline, from which on another job may write the key anew
    * @return the object; null when {@link #needsSlab} says so, or when nothing can be evicted
    */
@@ -144,7 +143,6 @@ public final class BlockPool {
       long objectBytes,
       Lease lease,
       int key,
-      long writerJob,
       long expiresAtNanos) {
     SlabPool.SizeClass sizeClass = slabs.sizeClass(objectBytes);
     SlabPool.Slab slab = null;
@@ -176,13 +174,7 @@ public final class BlockPool {
     int slot = slabs.take(slab);
     PooledObject object =
         new PooledObject(
-            space,
-            hash,
-            BlockIndex.fingerprint(space, hashes, row),
-            slab,
-            slot,
-            writerJob,
-            expiresAtNanos);
+            space, hash, BlockIndex.fingerprint(space, hashes, row), slab, slot, expiresAtNanos);
     slabs.put(slab, slot, object);
     index.add(object);
     unpublishedCount++;
@@ -391,7 +383,7 @@ public final class BlockPool {
         capacityBytes,
         slabs.usedBytes(),
         capacityBytes - slabs.usedBytes(),
-        slabs.memory().size() * slabBytes,
+        slabs.slabCount() * slabBytes,
         publishedCount,
         unpublishedCount,
         pinCount,

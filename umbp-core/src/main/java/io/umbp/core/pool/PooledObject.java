@@ -36,7 +36,6 @@ public final class PooledObject {
   final int slot;
   private final long address;
   private final long sizeBytes;
-  private final long writerJob;
   private final long expiresAtNanos;
 
   State state = State.FILLING;
@@ -61,7 +60,6 @@ public final class PooledObject {
       long fingerprint,
       SlabPool.Slab slab,
       int slot,
-      long writerJob,
       long expiresAtNanos) {
     this.space = space;
     this.hash = hash;
@@ -70,7 +68,6 @@ public final class PooledObject {
     this.slot = slot;
     this.address = slab.slotAddress(slot);
     this.sizeBytes = slab.objectBytes();
-    this.writerJob = writerJob;
     this.expiresAtNanos = expiresAtNanos;
   }
 
@@ -99,15 +96,6 @@ public final class PooledObject {
    */
   public boolean isHeld() {
     return holders > 0;
-  }
-
-  /**
-   * Returns the job that writes or wrote the bytes.
-   *
-   * @return job id
-   */
-  public long writerJob() {
-    return writerJob;
   }
 
   /**

@@ -218,6 +218,10 @@ final class SlabPool {
     return true;
   }
 
+  int slabCount() {
+    return slabs.size();
+  }
+
   List<HostSlab> memory() {
     return slabs.stream().map(slab -> slab.memory).toList();
   }

@@ -57,7 +57,6 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   private final Set<EmbeddedSchedulerHandle> schedulers = new HashSet<>();
   private final Set<EmbeddedWorkerHandle> workers = new HashSet<>();
   private final ReentrantLock closeLock = new ReentrantLock();
-  private final ReentrantLock growLock = new ReentrantLock();
   private volatile boolean isClosed;
   private volatile @Nullable CloseResult closeResult;
 
@@ -370,23 +369,12 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   }
 
   /**
-   * Takes one more slab from the copy engine for objects of a size, if the pool still wants it.
-   * Called without the lock.
+   * Takes one more slab from the copy engine for objects of a size, and gives it back when the pool
+   * does not want it any more: another store may have taken one meanwhile. Called without the lock.
    *
    * @throws UMBPException CLOSED
    */
   void grow(long objectBytes) {
-    growLock.lock();
-    try {
-      if (callLocked(() -> pool.needsSlab(objectBytes))) {
-        takeSlab();
-      }
-    } finally {
-      growLock.unlock();
-    }
-  }
-
-  private void takeSlab() {
     HostSlab slab;
     try {
       slab = engine.allocateSlab(slabBytes);
@@ -394,22 +382,33 @@ public final class EmbeddedRuntime implements UMBPRuntime {
       if (e.reason() != UMBPException.Reason.OUT_OF_MEMORY) {
         throw e;
       }
-      log.warn("the pool stays below its capacity: {}", e.getMessage());
-      runLocked(pool::outOfMemory);
+      if (callLocked(() -> isStillShort(objectBytes))) {
+        log.warn("the pool stays below its capacity: {}", e.getMessage());
+      }
       return;
     }
-    boolean isTooLate =
+    boolean isTaken =
         callLocked(
             () -> {
-              if (!isClosed) {
+              boolean isWanted = !isClosed && pool.needsSlab(objectBytes);
+              if (isWanted) {
                 pool.addSlab(slab);
               }
-              return isClosed;
+              return isWanted;
             });
-    if (isTooLate) {
+    if (!isTaken) {
       engine.releaseSlab(slab);
-      throw UMBPException.closed("runtime");
+      checkOpen();
     }
+  }
+
+  /** Lets the pool make do with what it has, if it still needs memory that can't be had. */
+  private boolean isStillShort(long objectBytes) {
+    boolean isShort = pool.needsSlab(objectBytes);
+    if (isShort) {
+      pool.outOfMemory();
+    }
+    return isShort;
   }
 
   /** Called by the pool under the lock. */

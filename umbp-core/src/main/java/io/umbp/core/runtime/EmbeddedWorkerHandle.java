@@ -317,7 +317,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       long objectBytes = objectBytes(job, key);
       object =
           runtime.pool.reserve(
-              space, keys.hashes(), key, objectBytes, job.lease, key, job.id, job.deadlineNanos);
+              space, keys.hashes(), key, objectBytes, job.lease, key, job.deadlineNanos);
       if (object == null) {
         return runtime.pool.needsSlab(objectBytes) ? Reserved.NEEDS_SLAB : Reserved.BUSY;
       }

@@ -17,7 +17,6 @@ final class PoolFixture {
   final List<BlockKey> evicted = new ArrayList<>();
   final BlockPool pool;
   private final long slabBytes;
-  private long nextJob = 1;
   private long nextAddress = 1L << 40;
   private int slabsLeft = Integer.MAX_VALUE;
 
@@ -44,8 +43,7 @@ final class PoolFixture {
   PooledObject reserve(int groupId, int hash, long objectBytes, Lease lease) {
     while (true) {
       PooledObject object =
-          pool.reserve(
-              space(groupId), hash(hash), 0, objectBytes, lease, 0, nextJob++, Long.MAX_VALUE);
+          pool.reserve(space(groupId), hash(hash), 0, objectBytes, lease, 0, Long.MAX_VALUE);
       if (object != null || !pool.needsSlab(objectBytes)) {
         return object;
       }
