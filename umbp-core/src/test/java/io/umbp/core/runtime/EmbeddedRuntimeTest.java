@@ -38,6 +38,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 
@@ -408,12 +409,21 @@ class EmbeddedRuntimeTest {
 
   @Test
   void anExecutorThatRunsInTheCallerDoesNotRecurse() {
+    AtomicInteger rounds = new AtomicInteger();
     EmbeddedRuntime runtime =
-        runtime(EmbeddedRuntime.builder().capacityBytes(1 << 20).executor(Runnable::run));
+        runtime(
+            EmbeddedRuntime.builder()
+                .capacityBytes(1 << 20)
+                .executor(
+                    task -> {
+                      rounds.incrementAndGet();
+                      task.run();
+                    }));
     Rig rig = new Rig(runtime, 1000);
     engine.holdCopies();
     TransferJobState held = rig.store(1);
     assertFalse(held.isFinal());
+    assertTrue(rounds.get() <= 2, rounds + " rounds inside one call");
     engine.releaseCopies();
     assertEquals(1, rig.worker.publish(rig.worker.await(held, LONG)));
   }
