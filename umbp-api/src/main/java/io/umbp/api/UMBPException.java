@@ -4,8 +4,8 @@ import java.util.Locale;
 import org.jspecify.annotations.Nullable;
 
 /**
- * The one unchecked root of every error that umbp throws. A miss, a full pool and a failed copy are
- * no exceptions: they are outcomes of a job ({@link TransferJobState}).
+ * The one unchecked root of every error that umbp throws. Immutable. A miss, a full pool and a
+ * failed copy are no exceptions: they are outcomes of a job ({@link TransferJobState}).
  */
 public class UMBPException extends RuntimeException {
   private static final long serialVersionUID = 1L;

@@ -4,8 +4,8 @@ import io.umbp.api.RankNamespace;
 import io.umbp.api.UMBPNamespace;
 
 /**
- * What all keys of one group on one rank share. Interned by {@link BlockIndex}: compared by
- * identity.
+ * What all keys of one group on one rank share. Immutable. Interned by {@link BlockIndex}: compared
+ * by identity.
  */
 public final class KeySpace {
   private final UMBPNamespace namespace;
