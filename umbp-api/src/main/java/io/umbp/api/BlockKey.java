@@ -8,7 +8,8 @@ import java.util.regex.Pattern;
  * keys at once travel as {@link BlockKeys}.
  *
  * <p>The text form is {@code umbp:vllm:v1:<namespace>:tp<T>:pcp<P>:dcp<D>:pp<Q>:g<G>:<hash>} with
- * decimal ranks and a lower-case hexadecimal hash; {@code docs/key-format.md} is normative.
+ * decimal ranks ({@code tp*} for an object that all tensor-parallel ranks share) and a lower-case
+ * hexadecimal hash; {@code docs/key-format.md} is normative.
  *
  * @param namespace the compatibility namespace
  * @param rank the rank that holds the object
@@ -18,7 +19,7 @@ import java.util.regex.Pattern;
 public record BlockKey(UMBPNamespace namespace, RankNamespace rank, int groupId, BlockHash hash) {
   private static final Pattern TEXT =
       Pattern.compile(
-          "umbp:vllm:v1:([A-Za-z0-9._-]+):tp(N):pcp(N):dcp(N):pp(N):g(N):((?:[0-9a-f]{2})+)"
+          "umbp:vllm:v1:([A-Za-z0-9._-]+):tp(N|[*]):pcp(N):dcp(N):pp(N):g(N):((?:[0-9a-f]{2})+)"
               .replace("N", "0|[1-9][0-9]{0,9}"));
 
   /** Checks the group id. */
@@ -50,7 +51,7 @@ public record BlockKey(UMBPNamespace namespace, RankNamespace rank, int groupId,
     return new BlockKey(
         new UMBPNamespace(matcher.group(1)),
         new RankNamespace(
-            number(matcher, 2, text),
+            matcher.group(2).equals("*") ? RankNamespace.ALL_TP : number(matcher, 2, text),
             number(matcher, 3, text),
             number(matcher, 4, text),
             number(matcher, 5, text)),

@@ -9,40 +9,86 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Objects;
 import java.util.RandomAccess;
+import java.util.Set;
 import org.jspecify.annotations.Nullable;
 
 /**
  * Keys of many blocks as columns, and a list of their texts for those who want text. A runtime that
  * knows this class works on hash bytes and builds no string. Immutable.
  *
- * <p>A column names {@code rows} (block, group) pairs and one or more ranks; element {@code i} is
- * row {@code i / ranks} on rank {@code i % ranks}, so that all ranks of one block stand together,
- * in prefix order when the rows do.
+ * <p>A column names {@code rows} (block, group) pairs and one or more ranks. A row has one key for
+ * each rank, in their order; a row of a replicated group has one for each pipeline stage among them
+ * instead, that of all its tensor-parallel ranks. All keys of a row stand together, in prefix order
+ * when the rows do.
  */
 public final class BlockKeys extends AbstractList<String> implements RandomAccess {
   private static final VarHandle PREFIX = MethodHandles.arrayElementVarHandle(byte[][].class);
 
   private final UMBPNamespace namespace;
   private final List<RankNamespace> ranks;
+
+  /** The distinct coordinates of the ranks' shared objects. */
+  private final List<RankNamespace> replicas;
+
+  private final Set<Integer> replicatedGroups;
   private final BlockHashes hashes;
   private final int[] groupIds;
   private final int size;
+
+  /** Keys of each row when all have as many, else 0 and {@link #firstKeys} tells. */
+  private final int keysPerRow;
+
+  /** The first key of each row and, at the end, the number of keys. */
+  private final int[] firstKeys;
+
   private final byte[] @Nullable [] prefixes;
 
   private BlockKeys(
-      UMBPNamespace namespace, List<RankNamespace> ranks, BlockHashes hashes, int[] groupIds) {
+      UMBPNamespace namespace,
+      List<RankNamespace> ranks,
+      Set<Integer> replicatedGroups,
+      BlockHashes hashes,
+      int[] groupIds) {
     this.namespace = namespace;
     this.ranks = ranks;
+    this.replicatedGroups = replicatedGroups;
     this.hashes = hashes;
     this.groupIds = groupIds;
-    long keys = (long) groupIds.length * ranks.size();
+    replicas =
+        replicatedGroups.isEmpty()
+            ? List.of()
+            : ranks.stream().map(RankNamespace::replicated).distinct().toList();
+    int replicatedRows = 0;
+    for (int groupId : groupIds) {
+      if (isReplicated(groupId)) {
+        replicatedRows++;
+      }
+    }
+    int plainRows = groupIds.length - replicatedRows;
+    long keys = (long) plainRows * ranks.size() + (long) replicatedRows * replicas.size();
     if (keys > Integer.MAX_VALUE) {
       throw UMBPException.invalid(
           "%d rows on %d ranks exceed the limit of %d keys",
           groupIds.length, ranks.size(), Integer.MAX_VALUE);
     }
-    this.size = (int) keys;
-    this.prefixes = new byte[ranks.size()][];
+    size = (int) keys;
+    if (replicatedRows == 0) {
+      keysPerRow = ranks.size();
+    } else if (plainRows == 0 || ranks.size() == replicas.size()) {
+      keysPerRow = replicas.size();
+    } else {
+      keysPerRow = 0;
+    }
+    firstKeys = keysPerRow == 0 ? firstKeys() : new int[0];
+    prefixes = new byte[ranks.size() + replicas.size()][];
+  }
+
+  private int[] firstKeys() {
+    int[] first = new int[groupIds.length + 1];
+    for (int row = 0; row < groupIds.length; row++) {
+      first[row + 1] = first[row] + ranksOf(row).size();
+    }
+    return first;
   }
 
   /**
@@ -63,7 +109,8 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
     for (int groupId : groupIds) {
       BlockKey.checkGroupId(groupId);
     }
-    return new BlockKeys(namespace, List.of(rank), hashes, groupIds.clone());
+    checkSingleRank(rank);
+    return new BlockKeys(namespace, List.of(rank), Set.of(), hashes, groupIds.clone());
   }
 
   /**
@@ -85,14 +132,33 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
   /**
    * Returns the same rows on other ranks. Shares the columns.
    *
-   * @param ranks the ranks, at least one; copied
+   * @param ranks the ranks, at least one, none of them replicated; copied
    * @return the keys
    */
   public BlockKeys onRanks(List<RankNamespace> ranks) {
     if (ranks.isEmpty()) {
       throw UMBPException.invalid("keys need at least one rank");
     }
-    return new BlockKeys(namespace, List.copyOf(ranks), hashes, groupIds);
+    ranks.forEach(BlockKeys::checkSingleRank);
+    return new BlockKeys(namespace, List.copyOf(ranks), replicatedGroups, hashes, groupIds);
+  }
+
+  /**
+   * Returns the same rows where some groups have one key for all tensor-parallel ranks. Shares the
+   * columns.
+   *
+   * @param replicatedGroups those groups, whether rows name them or not; copied
+   * @return the keys
+   */
+  public BlockKeys replicating(Set<Integer> replicatedGroups) {
+    return new BlockKeys(namespace, ranks, Set.copyOf(replicatedGroups), hashes, groupIds);
+  }
+
+  private static void checkSingleRank(RankNamespace rank) {
+    if (rank.isReplicated()) {
+      throw UMBPException.invalid(
+          "%s are all tp ranks; name one, and replicate its groups instead", rank);
+    }
   }
 
   /**
@@ -111,6 +177,43 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
    */
   public List<RankNamespace> ranks() {
     return ranks;
+  }
+
+  /**
+   * Returns the groups that have one key for all tensor-parallel ranks.
+   *
+   * @return group ids, unmodifiable
+   */
+  public Set<Integer> replicatedGroups() {
+    return replicatedGroups;
+  }
+
+  /**
+   * Returns the coordinates with which each row of a replicated group is named.
+   *
+   * @return one for each pipeline stage among the ranks, empty when no group is replicated;
+   *     unmodifiable
+   */
+  public List<RankNamespace> replicas() {
+    return replicas;
+  }
+
+  private List<RankNamespace> ranksOf(int row) {
+    return isReplicated(groupIds[row]) ? replicas : ranks;
+  }
+
+  private boolean isReplicated(int groupId) {
+    return !replicatedGroups.isEmpty() && replicatedGroups.contains(groupId);
+  }
+
+  /**
+   * Returns the group of a row.
+   *
+   * @param row row in [0, rows)
+   * @return its KV cache group
+   */
+  public int groupIdOf(int row) {
+    return groupIds[row];
   }
 
   /**
@@ -138,7 +241,19 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
    * @return row in [0, rows)
    */
   public int row(int index) {
-    return checked(index) / ranks.size();
+    return rowOf(checked(index));
+  }
+
+  private int rowOf(int index) {
+    if (keysPerRow > 0) {
+      return index / keysPerRow;
+    }
+    int found = Arrays.binarySearch(firstKeys, index);
+    return found >= 0 ? found : -found - 2;
+  }
+
+  private int keyInRow(int index, int row) {
+    return keysPerRow > 0 ? index - row * keysPerRow : index - firstKeys[row];
   }
 
   /**
@@ -148,7 +263,8 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
    * @return its rank
    */
   public RankNamespace rank(int index) {
-    return ranks.get(checked(index) % ranks.size());
+    int row = row(index);
+    return ranksOf(row).get(keyInRow(index, row));
   }
 
   /**
@@ -180,9 +296,10 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
    */
   @Override
   public String get(int index) {
-    int row = Objects.checkIndex(index, size) / ranks.size();
-    byte[] prefix = prefixOf(index % ranks.size());
+    int row = rowOf(Objects.checkIndex(index, size));
     int groupId = groupIds[row];
+    int inRow = keyInRow(index, row);
+    byte[] prefix = prefixOf(isReplicated(groupId) ? ranks.size() + inRow : inRow);
     int digits = 1;
     for (int rest = groupId / 10; rest > 0; rest /= 10) {
       digits++;
@@ -212,11 +329,13 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
   }
 
   /** Built on first use; racing threads build equal arrays, and release them only when filled. */
-  private byte[] prefixOf(int rankIndex) {
-    byte[] prefix = (byte[]) PREFIX.getAcquire(prefixes, rankIndex);
+  private byte[] prefixOf(int number) {
+    byte[] prefix = (byte[]) PREFIX.getAcquire(prefixes, number);
     if (prefix == null) {
-      prefix = prefix(namespace, ranks.get(rankIndex)).getBytes(ISO_8859_1);
-      PREFIX.setRelease(prefixes, rankIndex, prefix);
+      int plain = ranks.size();
+      RankNamespace rank = number < plain ? ranks.get(number) : replicas.get(number - plain);
+      prefix = prefix(namespace, rank).getBytes(ISO_8859_1);
+      PREFIX.setRelease(prefixes, number, prefix);
     }
     return prefix;
   }

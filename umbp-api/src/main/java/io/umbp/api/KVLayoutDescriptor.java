@@ -11,14 +11,17 @@ import java.util.Set;
  *
  * @param regions one region a layer, layer names unique, at least one; copied
  * @param topology the rank whose objects these are
+ * @param replicatedGroups groups whose objects are the same on all tensor-parallel ranks and have
+ *     one key for all of them; empty with one such rank or with context parallelism; copied
  * @param format label of the byte format, not empty; {@value #RANK_LOCAL} unless an engine says
  *     else
  */
-public record KVLayoutDescriptor(List<KVRegion> regions, RankTopology topology, String format) {
+public record KVLayoutDescriptor(
+    List<KVRegion> regions, RankTopology topology, Set<Integer> replicatedGroups, String format) {
   /** The default format: pages as they lie on the rank. */
   public static final String RANK_LOCAL = "rank_local";
 
-  /** Checks that there are regions, with unique layer names. */
+  /** Checks that there are regions, with unique layer names, and which groups can be replicated. */
   public KVLayoutDescriptor {
     regions = List.copyOf(regions);
     if (regions.isEmpty()) {
@@ -33,16 +36,39 @@ public record KVLayoutDescriptor(List<KVRegion> regions, RankTopology topology, 
         throw UMBPException.invalid("layer '%s' occurs twice in the layout", region.layerName());
       }
     }
+    replicatedGroups = Set.copyOf(replicatedGroups);
+    for (int groupId : replicatedGroups) {
+      if (regions.stream().noneMatch(region -> region.groupId() == groupId)) {
+        throw UMBPException.invalid("replicated group %d is not in the layout", groupId);
+      }
+      if (topology.tpSize() == 1 || topology.pcpSize() > 1 || topology.dcpSize() > 1) {
+        throw UMBPException.invalid(
+            "group %d can't be replicated with tp size %d, pcp size %d, dcp size %d: that needs"
+                + " several tp ranks and no context parallelism",
+            groupId, topology.tpSize(), topology.pcpSize(), topology.dcpSize());
+      }
+    }
   }
 
   /**
-   * Creates a layout in the default format.
+   * Creates a layout in the default format, without replicated groups.
    *
    * @param regions one region a layer, layer names unique, at least one
    * @param topology the rank whose objects these are
    */
   public KVLayoutDescriptor(List<KVRegion> regions, RankTopology topology) {
-    this(regions, topology, RANK_LOCAL);
+    this(regions, topology, Set.of(), RANK_LOCAL);
+  }
+
+  /**
+   * Returns the coordinates that a group's objects of this rank have in their keys.
+   *
+   * @param groupId a KV cache group
+   * @return the rank's own, or those of all tensor-parallel ranks when the group is replicated
+   */
+  public RankNamespace rankOf(int groupId) {
+    RankNamespace local = topology.localNamespace();
+    return replicatedGroups.contains(groupId) ? local.replicated() : local;
   }
 
   /**

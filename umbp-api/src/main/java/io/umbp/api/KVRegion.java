@@ -24,6 +24,7 @@ import java.util.List;
  * @param blockSize tokens in one block, above 0
  * @param pageSegments runs of one page, their lengths adding up to blockBytes; empty when the page
  *     is one run; copied
+ * @param shape where K and V of each head and token lie in the page's bytes as an object has them
  */
 public record KVRegion(
     String layerName,
@@ -32,7 +33,8 @@ public record KVRegion(
     long blockBytes,
     long objectOffset,
     int blockSize,
-    List<PageSegment> pageSegments) {
+    List<PageSegment> pageSegments,
+    KVPageShape shape) {
 
   /**
    * One contiguous run of a page.
@@ -98,10 +100,45 @@ public record KVRegion(
             layerName, sum, blockBytes);
       }
     }
+    if (shape.pageBytes() != blockBytes) {
+      throw UMBPException.invalid(
+          "layer '%s': a page of shape %s has %d bytes, block bytes are %d",
+          layerName, shape, shape.pageBytes(), blockBytes);
+    }
   }
 
   /**
-   * Creates a region whose page is one run.
+   * Creates a region whose page has no known inner order.
+   *
+   * @param layerName unique name of the layer
+   * @param groupId KV cache group, at least 0
+   * @param blockStride bytes from one block's start to the next
+   * @param blockBytes bytes of one block that are really copied, above 0
+   * @param objectOffset bytes before this page in an object of all groups
+   * @param blockSize tokens in one block
+   * @param pageSegments runs of one page; empty when the page is one run
+   */
+  public KVRegion(
+      String layerName,
+      int groupId,
+      long blockStride,
+      long blockBytes,
+      long objectOffset,
+      int blockSize,
+      List<PageSegment> pageSegments) {
+    this(
+        layerName,
+        groupId,
+        blockStride,
+        blockBytes,
+        objectOffset,
+        blockSize,
+        pageSegments,
+        KVPageShape.opaque(layerName, blockBytes));
+  }
+
+  /**
+   * Creates a region whose page is one run with no known inner order.
    *
    * @param layerName unique name of the layer
    * @param groupId KV cache group, at least 0

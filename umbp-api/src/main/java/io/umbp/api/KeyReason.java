@@ -16,6 +16,11 @@ public enum KeyReason {
   WRITER_OVERDUE,
   /** The namespace was cleared while the object was being stored. */
   CLEARED,
+  /**
+   * The buffers may hold KV that the engine's own cache writer did not make, and the namespace is
+   * shared with engines where that is not so; {@link UMBPNamespace#foreign()} is for them.
+   */
+  FOREIGN_KV,
   /** The runtime or handle was closed. */
   CLOSED
 }

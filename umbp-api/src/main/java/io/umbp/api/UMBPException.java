@@ -20,6 +20,8 @@ public class UMBPException extends RuntimeException {
     CLOSED,
     /** The buffers that the call needs are not registered (or are being unregistered). */
     NOT_REGISTERED,
+    /** The engine puts KV elsewhere than the registered layout says; the message tells where. */
+    LAYOUT_MISMATCH,
     /** Device memory was named without a fence that orders the copy after its last user. */
     FENCE_REQUIRED,
     /** Host or device memory could not be had; the message names need and limit. */

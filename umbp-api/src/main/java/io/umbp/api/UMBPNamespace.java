@@ -13,6 +13,9 @@ public record UMBPNamespace(String value) {
   /** Greatest length in characters. */
   public static final int MAX_LENGTH = 128;
 
+  /** How the namespaces of engines begin that may load KV which their own writer did not make. */
+  public static final String FOREIGN_PREFIX = "foreign.";
+
   /** Checks length and alphabet. */
   public UMBPNamespace {
     if (value.isEmpty() || value.length() > MAX_LENGTH) {
@@ -34,6 +37,25 @@ public record UMBPNamespace(String value) {
             value, (int) c, i);
       }
     }
+  }
+
+  /**
+   * Returns the namespace for engines that may load KV which their own cache writer did not make.
+   *
+   * @return this namespace, or the same text behind {@value #FOREIGN_PREFIX}
+   * @throws UMBPException INVALID_ARGUMENT when that is too long
+   */
+  public UMBPNamespace foreign() {
+    return isForeign() ? this : new UMBPNamespace(FOREIGN_PREFIX + value);
+  }
+
+  /**
+   * Tells whether the namespace is one of engines that may load foreign KV.
+   *
+   * @return true when it starts with {@value #FOREIGN_PREFIX}
+   */
+  public boolean isForeign() {
+    return value.startsWith(FOREIGN_PREFIX);
   }
 
   @Override

@@ -1,6 +1,7 @@
 package io.umbp.api;
 
 import java.time.Duration;
+import java.util.Map;
 
 /**
  * A pool of KV objects and the machinery that moves them. Thread-safe. Handles for a scheduler and
@@ -31,6 +32,24 @@ public interface UMBPRuntime {
    */
   UMBPWorkerHandle createWorkerHandle(
       UMBPNamespace namespace, RankTopology topology, KVLayoutDescriptor layout);
+
+  /**
+   * Keeps the readable text behind a namespace beside the data, for those who find nothing under
+   * theirs and want to know why.
+   *
+   * @param namespace a namespace
+   * @param manifest what it was derived from, such as {@code NamespaceManifest} of umbp-core writes
+   * @throws UMBPException INVALID_ARGUMENT when another text is kept for the namespace; CLOSED
+   */
+  void describeNamespace(UMBPNamespace namespace, String manifest);
+
+  /**
+   * Returns the texts behind the namespaces of this pool.
+   *
+   * @return manifests by namespace, those that were described; unmodifiable
+   * @throws UMBPException CLOSED
+   */
+  Map<UMBPNamespace, String> manifests();
 
   /**
    * Closes all handles and the runtime. Waits for running copies until the bound, returns by it,

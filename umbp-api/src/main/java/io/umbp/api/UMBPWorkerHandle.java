@@ -20,11 +20,32 @@ public interface UMBPWorkerHandle {
    *
    * @param kvCaches a tensor for each layer of the layout, all on one device or all in host memory;
    *     the memory is shared until it is unregistered
+   * @param options who writes the buffers, and how the layout is tried out
    * @throws UMBPException INVALID_ARGUMENT when a layer is missing or unknown, sizes do not fit the
-   *     layout, a tensor's stride does not divide its region's, or two layers of a group overlap;
-   *     CLOSED
+   *     layout, a tensor's stride does not divide its region's, two layers of a group overlap, or
+   *     the engine's own KV is to be kept in a {@linkplain UMBPNamespace#foreign() namespace for
+   *     foreign KV}; LAYOUT_MISMATCH when the probe finds KV elsewhere than the layout says; CLOSED
    */
-  void registerBuffers(Map<String, KVCacheTensor> kvCaches);
+  void registerBuffers(Map<String, KVCacheTensor> kvCaches, RegistrationOptions options);
+
+  /**
+   * Registers buffers that the engine alone writes, without a probe: only bounds and overlap are
+   * checked.
+   *
+   * @param kvCaches as above
+   * @throws UMBPException as above
+   */
+  default void registerBuffers(Map<String, KVCacheTensor> kvCaches) {
+    registerBuffers(kvCaches, RegistrationOptions.ownWriter());
+  }
+
+  /**
+   * Tells who can reach the objects that this handle stores, and so whether one rank may store what
+   * all tensor-parallel ranks share.
+   *
+   * @return always the same
+   */
+  ObjectReach reach();
 
   /**
    * Takes the registration back. New jobs are refused at once; waits until no copy uses the memory.

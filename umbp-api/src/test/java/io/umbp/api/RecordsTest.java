@@ -249,7 +249,7 @@ class RecordsTest {
         "a layout needs at least one region", () -> new KVLayoutDescriptor(List.of(), topology));
     assertRefused(
         "the layout's format label is empty",
-        () -> new KVLayoutDescriptor(List.of(region("a", 0, 64)), topology, ""));
+        () -> new KVLayoutDescriptor(List.of(region("a", 0, 64)), topology, Set.of(), ""));
     assertRefused(
         "layer 'a' occurs twice in the layout",
         () -> new KVLayoutDescriptor(List.of(region("a", 0, 64), region("a", 1, 64)), topology));

@@ -4,12 +4,14 @@ import io.umbp.api.BlockHash;
 import io.umbp.api.BlockHashes;
 import io.umbp.api.BlockKey;
 import io.umbp.api.BlockKeys;
+import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.RankNamespace;
 import io.umbp.api.RankTopology;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
 import java.util.List;
 import java.util.Optional;
+import java.util.Set;
 
 /**
  * Makes and reads the keys of one engine: what a scheduler probes and what the workers of all ranks
@@ -23,19 +25,36 @@ public final class BlockIdentityCodec {
   private final RankTopology topology;
   private final RankNamespace localRank;
   private final List<RankNamespace> allRanks;
+  private final Set<Integer> replicatedGroups;
   private final String textStart;
 
   /**
-   * Creates the codec of one rank.
+   * Creates the codec of one rank, none of whose groups are replicated.
    *
    * @param namespace the engine's compatibility namespace
    * @param topology the rank's place; its sizes say which ranks exist
    */
   public BlockIdentityCodec(UMBPNamespace namespace, RankTopology topology) {
+    this(namespace, topology, Set.of());
+  }
+
+  /**
+   * Creates the codec of the rank that a layout belongs to.
+   *
+   * @param namespace the engine's compatibility namespace
+   * @param layout the layout, which says where the rank stands and which groups are replicated
+   */
+  public BlockIdentityCodec(UMBPNamespace namespace, KVLayoutDescriptor layout) {
+    this(namespace, layout.topology(), layout.replicatedGroups());
+  }
+
+  private BlockIdentityCodec(
+      UMBPNamespace namespace, RankTopology topology, Set<Integer> replicatedGroups) {
     this.namespace = namespace;
     this.topology = topology;
     this.localRank = topology.localNamespace();
     this.allRanks = topology.allNamespaces();
+    this.replicatedGroups = replicatedGroups;
     this.textStart = "umbp:vllm:v1:" + namespace.value() + ':';
   }
 
@@ -62,13 +81,13 @@ public final class BlockIdentityCodec {
    * are.
    *
    * @param groupId the KV cache group, at least 0
-   * @return the number of ranks
+   * @return the number of ranks, or of pipeline stages when the group is replicated
    */
   public int keysPerObject(int groupId) {
     if (groupId < 0) {
       throw UMBPException.invalid("group id %d must be >= 0", groupId);
     }
-    return allRanks.size();
+    return replicatedGroups.contains(groupId) ? topology.ppSize() : allRanks.size();
   }
 
   /**
@@ -79,7 +98,8 @@ public final class BlockIdentityCodec {
    * @return the key
    */
   public BlockKey localKey(int groupId, BlockHash hash) {
-    return new BlockKey(namespace, localRank, groupId, hash);
+    RankNamespace rank = replicatedGroups.contains(groupId) ? localRank.replicated() : localRank;
+    return new BlockKey(namespace, rank, groupId, hash);
   }
 
   /**
@@ -90,7 +110,7 @@ public final class BlockIdentityCodec {
    * @return one key a hash, in order
    */
   public BlockKeys localKeys(int groupId, BlockHashes hashes) {
-    return BlockKeys.of(namespace, localRank, groupId, hashes);
+    return BlockKeys.of(namespace, localRank, groupId, hashes).replicating(replicatedGroups);
   }
 
   /**
@@ -101,7 +121,7 @@ public final class BlockIdentityCodec {
    * @return one key a hash, in order
    */
   public BlockKeys localKeys(int[] groupIds, BlockHashes hashes) {
-    return BlockKeys.of(namespace, localRank, groupIds, hashes);
+    return BlockKeys.of(namespace, localRank, groupIds, hashes).replicating(replicatedGroups);
   }
 
   /**
@@ -109,8 +129,8 @@ public final class BlockIdentityCodec {
    *
    * @param groupId the KV cache group, at least 0
    * @param hashes content hash of each block
-   * @return {@link #keysPerObject} keys a hash, all ranks of a block together, ranks in the order
-   *     of {@link RankTopology#allNamespaces()}
+   * @return {@link #keysPerObject} keys a hash, all keys of a block together, ranks in the order of
+   *     {@link RankTopology#allNamespaces()}
    */
   public BlockKeys allRankKeys(int groupId, BlockHashes hashes) {
     return localKeys(groupId, hashes).onRanks(allRanks);

@@ -1,5 +1,6 @@
 package io.umbp.core.layout;
 
+import com.google.common.math.LongMath;
 import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockTransferBatch;
 import io.umbp.api.KVCacheTensor;
@@ -158,37 +159,58 @@ public final class KVLayoutPlanner {
   }
 
   /**
-   * Derives the layout of an engine's cache: one region a layer, in the order of the tensors and of
-   * the layers inside each, without the groups whose transfer is disabled.
+   * Derives the layout of an engine's cache: one region a layer, in the order of the tensors, of
+   * the slots and of the layers inside each, without the groups whose transfer is disabled.
    *
    * @param config the cache
    * @param topology the rank it belongs to
    * @return the layout
-   * @throws UMBPException INVALID_ARGUMENT when a page is larger than its tensor's block stride or
-   *     no group is left
+   * @throws UMBPException INVALID_ARGUMENT as {@link #tensors}, or when no group is left
    */
   public static KVLayoutDescriptor describe(KVCacheConfig config, RankTopology topology) {
     List<KVRegion> regions = new ArrayList<>();
     long objectOffset = 0;
-    for (KVCacheConfig.Tensor tensor : config.tensors()) {
-      for (String layer : tensor.layers()) {
-        int groupId = config.groupOf(layer);
-        KVCacheConfig.Group group = config.groups().get(groupId);
-        if (group.transfer() == KVCacheConfig.Transfer.ENABLED) {
-          KVCacheConfig.Spec spec = group.spec();
+    for (TensorPlan tensor : tensors(config, topology)) {
+      for (TensorPlan.PlannedLayer layer : tensor.layers()) {
+        KVRegion region = layer.region();
+        if (config.groups().get(region.groupId()).transfer() == KVCacheConfig.Transfer.ENABLED) {
           regions.add(
               new KVRegion(
-                  layer,
-                  groupId,
-                  tensor.blockStride(),
-                  spec.pageBytes(),
+                  region.layerName(),
+                  region.groupId(),
+                  region.blockStride(),
+                  region.blockBytes(),
                   objectOffset,
-                  spec.blockSize()));
-          objectOffset = Math.addExact(objectOffset, spec.pageBytes());
+                  region.blockSize(),
+                  region.pageSegments(),
+                  region.shape()));
+          objectOffset = LongMath.saturatedAdd(objectOffset, region.blockBytes());
         }
       }
     }
-    return new KVLayoutDescriptor(regions, topology);
+    return new KVLayoutDescriptor(
+        regions, topology, config.replicatedGroups(topology), KVLayoutDescriptor.RANK_LOCAL);
+  }
+
+  /**
+   * Works out how the tensors of an engine's cache lie in memory.
+   *
+   * @param config the cache
+   * @param topology the rank it belongs to; its size says how many heads there are
+   * @return one plan a tensor, in their order
+   * @throws UMBPException INVALID_ARGUMENT when pages do not fit the block stride, heads or kernel
+   *     blocks do not divide, or layers in one tensor do not go together
+   */
+  public static List<TensorPlan> tensors(KVCacheConfig config, RankTopology topology) {
+    Map<String, TensorGeometry.Member> members = new HashMap<>();
+    for (int id = 0; id < config.groups().size(); id++) {
+      for (KVCacheConfig.Layer layer : config.groups().get(id).layers()) {
+        members.put(layer.name(), new TensorGeometry.Member(layer, id));
+      }
+    }
+    return config.tensors().stream()
+        .map(tensor -> new TensorGeometry(tensor, topology, members).plan())
+        .toList();
   }
 
   /**

@@ -3,6 +3,7 @@ package io.umbp.core.runtime;
 import io.umbp.api.BlockKey;
 import io.umbp.api.CloseResult;
 import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.ObjectReach;
 import io.umbp.api.RankTopology;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
@@ -13,8 +14,10 @@ import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.core.pool.BlockPool;
 import io.umbp.core.pool.PoolStats;
 import java.time.Duration;
+import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
@@ -51,11 +54,13 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   final KVCopyEngine engine;
   final LongSupplier clock;
   final long timeoutNanos;
+  final ObjectReach reach;
 
   private final long slabBytes;
   private final @Nullable CopyFollower follower;
   private final Set<EmbeddedSchedulerHandle> schedulers = new HashSet<>();
   private final Set<EmbeddedWorkerHandle> workers = new HashSet<>();
+  private final Map<UMBPNamespace, String> manifests = new HashMap<>();
   private final ReentrantLock closeLock = new ReentrantLock();
   private volatile boolean isClosed;
   private volatile @Nullable CloseResult closeResult;
@@ -74,6 +79,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     this.follower = builder.executor == null ? null : new CopyFollower(this, builder.executor);
     this.clock = builder.nanoTime;
     this.timeoutNanos = nanos(builder.transferTimeout);
+    this.reach = builder.reach;
   }
 
   /** Collects the settings of a runtime. Thread-confined. */
@@ -86,6 +92,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     private @Nullable Executor executor;
     private Duration transferTimeout = Duration.ofSeconds(30);
     private LongSupplier nanoTime = System::nanoTime;
+    private ObjectReach reach = ObjectReach.EVERY_RANK;
 
     private Builder() {}
 
@@ -170,6 +177,20 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
 
     /**
+     * Sets whether the workers of all ranks use this runtime, so that one of them may store what
+     * all tensor-parallel ranks share. {@link ObjectReach#EVERY_RANK} unless set; a runtime that
+     * serves one rank's process alone needs {@link ObjectReach#OWN_RANK}. Keys are the same either
+     * way.
+     *
+     * @param reach who reaches the objects
+     * @return this
+     */
+    public Builder reach(ObjectReach reach) {
+      this.reach = reach;
+      return this;
+    }
+
+    /**
      * Creates the runtime. Host memory is taken later, as it is needed.
      *
      * @return an open runtime that the caller closes
@@ -218,6 +239,29 @@ public final class EmbeddedRuntime implements UMBPRuntime {
           EmbeddedWorkerHandle handle = new EmbeddedWorkerHandle(this, namespace, topology, layout);
           workers.add(handle);
           return handle;
+        });
+  }
+
+  @Override
+  public void describeNamespace(UMBPNamespace namespace, String manifest) {
+    String kept =
+        callLocked(
+            () -> {
+              checkOpen();
+              return manifests.putIfAbsent(namespace, manifest);
+            });
+    if (kept != null && !kept.equals(manifest)) {
+      throw UMBPException.invalid(
+          "namespace '%s' is described by another manifest already", namespace);
+    }
+  }
+
+  @Override
+  public Map<UMBPNamespace, String> manifests() {
+    return callLocked(
+        () -> {
+          checkOpen();
+          return Map.copyOf(manifests);
         });
   }
 

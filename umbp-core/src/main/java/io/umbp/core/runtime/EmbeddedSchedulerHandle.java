@@ -87,23 +87,27 @@ final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
       return;
     }
     BlockPool pool = runtime.pool;
-    List<RankNamespace> ranks = keys.ranks();
-    int rankCount = ranks.size();
-    @Nullable KeySpace[][] spaces = new KeySpace[rankCount][];
-    for (int rank = 0; rank < rankCount; rank++) {
-      spaces[rank] = pool.keySpaces(namespace, ranks.get(rank));
-    }
     BlockHashes hashes = keys.hashes();
+    @Nullable KeySpace[][] plain = keySpaces(keys.ranks());
+    @Nullable KeySpace[][] replicated = keySpaces(keys.replicas());
+    int at = 0;
     for (int row = 0; row < keys.rows(); row++) {
-      int groupId = keys.groupId(row * rankCount);
-      for (int rank = 0; rank < rankCount; rank++) {
-        @Nullable KeySpace[] byGroup = spaces[rank];
+      int groupId = keys.groupIdOf(row);
+      boolean isReplicated = replicated.length > 0 && keys.replicatedGroups().contains(groupId);
+      for (@Nullable KeySpace[] byGroup : isReplicated ? replicated : plain) {
         KeySpace space = groupId < byGroup.length ? byGroup[groupId] : null;
-        if (space != null) {
-          found[row * rankCount + rank] = pool.findPublished(space, hashes, row);
-        }
+        found[at++] = space == null ? null : pool.findPublished(space, hashes, row);
       }
     }
+  }
+
+  /** The key spaces of each rank by group. */
+  private @Nullable KeySpace[][] keySpaces(List<RankNamespace> ranks) {
+    @Nullable KeySpace[][] spaces = new KeySpace[ranks.size()][];
+    for (int rank = 0; rank < spaces.length; rank++) {
+      spaces[rank] = runtime.pool.keySpaces(namespace, ranks.get(rank));
+    }
+    return spaces;
   }
 
   private @Nullable PooledObject find(BlockKey key) {

@@ -7,10 +7,13 @@ import io.umbp.api.CloseResult;
 import io.umbp.api.DeviceFence;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.KVOrigin;
 import io.umbp.api.KeyOutcome;
 import io.umbp.api.KeyReason;
+import io.umbp.api.ObjectReach;
 import io.umbp.api.RankNamespace;
 import io.umbp.api.RankTopology;
+import io.umbp.api.RegistrationOptions;
 import io.umbp.api.TransferDirection;
 import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPException;
@@ -55,15 +58,22 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     this.layout = layout;
     int[] groupIds = layout.groupIds();
     // From the last group down, so that an id beyond the limit is refused before anything is made.
-    KeySpace last = runtime.pool.keySpace(namespace, rank, groupIds[groupIds.length - 1]);
+    int lastId = groupIds[groupIds.length - 1];
+    KeySpace last = runtime.pool.keySpace(namespace, layout.rankOf(lastId), lastId);
     this.spaces = new KeySpace[last.groupId() + 1];
     for (int groupId : groupIds) {
-      spaces[groupId] = runtime.pool.keySpace(namespace, rank, groupId);
+      spaces[groupId] = runtime.pool.keySpace(namespace, layout.rankOf(groupId), groupId);
     }
   }
 
   @Override
-  public void registerBuffers(Map<String, KVCacheTensor> kvCaches) {
+  public void registerBuffers(Map<String, KVCacheTensor> kvCaches, RegistrationOptions options) {
+    if (options.origin() == KVOrigin.OWN_WRITER && namespace.isForeign()) {
+      throw UMBPException.invalid(
+          "namespace '%s' is for engines that may load foreign KV, but the buffers of %s are said to"
+              + " hold the engine's own",
+          namespace, rank);
+    }
     KVLayoutPlanner.checkTensors(layout, kvCaches);
     runtime.runLocked(
         () -> {
@@ -76,7 +86,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
         });
     Registration registered;
     try {
-      registered = registerAll(kvCaches);
+      registered = registerAll(kvCaches, options);
     } catch (Throwable e) {
       runtime.runLocked(() -> isRegistering = false);
       throw e;
@@ -96,7 +106,8 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     }
   }
 
-  private Registration registerAll(Map<String, KVCacheTensor> kvCaches) {
+  private Registration registerAll(
+      Map<String, KVCacheTensor> kvCaches, RegistrationOptions options) {
     Map<String, LayerPlacement> placements = new HashMap<>();
     List<KVCacheTensor> registered = new ArrayList<>();
     try {
@@ -106,11 +117,17 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
         registered.add(tensor);
         placements.put(layer.getKey(), LayerPlacement.of(base, tensor));
       }
-      return new Registration(this, KVLayoutPlanner.place(layout, placements), registered);
+      KVLayoutPlanner planner = KVLayoutPlanner.place(layout, placements);
+      return new Registration(this, planner, registered, options.origin());
     } catch (Throwable e) {
       registered.forEach(runtime.engine::unregister);
       throw e;
     }
+  }
+
+  @Override
+  public ObjectReach reach() {
+    return runtime.reach;
   }
 
   @Override
@@ -164,8 +181,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
     Objects.requireNonNull(fence, "fence");
     // The caller's list is read before the lock is taken.
     List<BlockTransferPlan> own = plans instanceof BlockTransferBatch ? plans : List.copyOf(plans);
-    BlockTransferBatch batch = PlanChecks.toBatch(direction, own);
-    PlanChecks.checkKeys(batch.keys(), namespace, rank);
+    BlockTransferBatch batch = PlanChecks.toBatch(direction, own, namespace, layout);
     runtime.tick();
     TransferJob job = runtime.callLocked(() -> admit(direction, batch, own, fence));
     try {
@@ -302,6 +318,14 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
   /** Called under the lock. */
   private Reserved reserve(TransferJob job, int key, long[] addresses) {
     if (job.endIfGivenUp(key)) {
+      return Reserved.DONE;
+    }
+    if (job.registration.origin() == KVOrigin.MAY_BE_FOREIGN && !namespace.isForeign()) {
+      job.end(
+          key,
+          KeyOutcome.REJECTED,
+          KeyReason.FOREIGN_KV,
+          "the buffers may hold foreign KV, which namespace '" + namespace + "' must not get");
       return Reserved.DONE;
     }
     BlockKeys keys = job.batch.keys();

@@ -8,6 +8,7 @@ import io.umbp.api.BlockLoadBatch;
 import io.umbp.api.BlockStoreBatch;
 import io.umbp.api.BlockTransferBatch;
 import io.umbp.api.BlockTransferPlan;
+import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.RankNamespace;
 import io.umbp.api.TransferDirection;
 import io.umbp.api.UMBPException;
@@ -21,50 +22,64 @@ import java.util.List;
 final class PlanChecks {
   private PlanChecks() {}
 
-  /** Returns the plans as columns, without a copy when they are. */
-  static BlockTransferBatch toBatch(TransferDirection direction, List<BlockTransferPlan> plans) {
+  /** Returns the plans as columns of this rank's keys, without a copy when they are columns. */
+  static BlockTransferBatch toBatch(
+      TransferDirection direction,
+      List<BlockTransferPlan> plans,
+      UMBPNamespace namespace,
+      KVLayoutDescriptor layout) {
     if (plans instanceof BlockTransferBatch batch) {
       boolean isLoad = batch instanceof BlockLoadBatch;
       if (isLoad != (direction == TransferDirection.LOAD)) {
         throw UMBPException.invalid(
             "a %s was given to a %s", batch.getClass().getSimpleName(), direction);
       }
+      checkKeys(batch.keys(), namespace, layout);
       return batch;
     }
     if (plans.isEmpty()) {
       throw UMBPException.invalid(
           "a list without plans names no rank; pass an empty batch instead");
     }
-    BlockKey first = plans.get(0).key();
     String requestId = plans.get(0).requestId();
     List<BlockHash> hashes = new ArrayList<>(plans.size());
     int[] groupIds = new int[plans.size()];
     int[] blockIds = new int[plans.size()];
     for (BlockTransferPlan plan : plans) {
       BlockKey key = plan.key();
-      if (!key.namespace().equals(first.namespace()) || !key.rank().equals(first.rank())) {
+      if (!key.namespace().equals(namespace) || !key.rank().equals(layout.rankOf(key.groupId()))) {
         throw UMBPException.invalid(
-            "key %s has another namespace or rank than the first, %s", key, first);
+            "key %s was given to the handle of %s in namespace '%s'",
+            key, layout.rankOf(key.groupId()), namespace);
       }
       groupIds[hashes.size()] = key.groupId();
       blockIds[hashes.size()] = plan.blockId();
       hashes.add(key.hash());
     }
+    RankNamespace rank = layout.topology().localNamespace();
     BlockKeys keys =
-        BlockKeys.of(first.namespace(), first.rank(), groupIds, BlockHashes.of(hashes));
+        BlockKeys.of(namespace, rank, groupIds, BlockHashes.of(hashes))
+            .replicating(layout.replicatedGroups());
     return direction == TransferDirection.LOAD
         ? BlockLoadBatch.of(requestId, keys, blockIds)
         : BlockStoreBatch.of(requestId, keys, blockIds);
   }
 
-  static void checkKeys(BlockKeys keys, UMBPNamespace namespace, RankNamespace rank) {
+  private static void checkKeys(
+      BlockKeys keys, UMBPNamespace namespace, KVLayoutDescriptor layout) {
     if (!keys.namespace().equals(namespace)) {
       throw UMBPException.invalid(
           "keys of namespace '%s' were given to a handle of '%s'", keys.namespace(), namespace);
     }
+    RankNamespace rank = layout.topology().localNamespace();
     RankNamespace given = keys.ranks().get(0);
     if (!given.equals(rank)) {
       throw UMBPException.invalid("keys of %s were given to the handle of %s", given, rank);
+    }
+    if (!keys.replicatedGroups().equals(layout.replicatedGroups())) {
+      throw UMBPException.invalid(
+          "in the keys the groups %s are replicated, in the handle's layout %s",
+          keys.replicatedGroups(), layout.replicatedGroups());
     }
   }
 

@@ -1,6 +1,7 @@
 package io.umbp.core.runtime;
 
 import io.umbp.api.KVCacheTensor;
+import io.umbp.api.KVOrigin;
 import io.umbp.api.spi.CopyBatch;
 import io.umbp.core.layout.KVLayoutPlanner;
 import java.util.ArrayDeque;
@@ -14,6 +15,7 @@ final class Registration {
   private final KVLayoutPlanner planner;
   private final List<KVCacheTensor> tensors;
   private final int deviceOrdinal;
+  private final KVOrigin origin;
 
   /** Jobs that have not stopped touching the buffers. Guarded by the runtime's lock. */
   int activeJobs;
@@ -26,8 +28,13 @@ final class Registration {
 
   private final ArrayDeque<CopyBatch> spareRows = new ArrayDeque<>();
 
-  Registration(EmbeddedWorkerHandle owner, KVLayoutPlanner planner, List<KVCacheTensor> tensors) {
+  Registration(
+      EmbeddedWorkerHandle owner,
+      KVLayoutPlanner planner,
+      List<KVCacheTensor> tensors,
+      KVOrigin origin) {
     this.owner = owner;
+    this.origin = origin;
     this.planner = planner;
     this.tensors = tensors;
     this.deviceOrdinal = tensors.get(0).deviceOrdinal();
@@ -43,6 +50,10 @@ final class Registration {
 
   List<KVCacheTensor> tensors() {
     return tensors;
+  }
+
+  KVOrigin origin() {
+    return origin;
   }
 
   int deviceOrdinal() {

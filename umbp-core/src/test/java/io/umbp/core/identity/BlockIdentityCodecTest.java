@@ -178,7 +178,7 @@ class BlockIdentityCodecTest {
         "umbp:vllm:v1:m.L1:tp0:pcp0:dcp0:pp0:g0:0A",
         "umbp:vllm:v1:m.L1:tp0:pcp0:dcp0:pp0:g0:00 ",
         "umbp:vllm:v1:m.L1:tp00:pcp0:dcp0:pp0:g0:00",
-        "umbp:vllm:v1:m.L1:tp*:pcp0:dcp0:pp0:g0:00",
+        "umbp:vllm:v1:m.L1:tp**:pcp0:dcp0:pp0:g0:00",
         "umbp:vllm:v1:m.L1:tp0:pcp0:dcp0:pp0:g2147483648:00",
         "umbp:vllm:v1:m.L1:tp0:pcp0:dcp0:g0:00",
         "umbp:vllm:v1:m:g1:tp0:pcp0:dcp0:pp0:g0:00",

@@ -24,7 +24,8 @@ import io.umbp.api.UMBPNamespace;
 import io.umbp.api.spi.CopyBatch;
 import io.umbp.core.Golden;
 import io.umbp.core.layout.KVCacheConfig.Group;
-import io.umbp.core.layout.KVCacheConfig.Spec;
+import io.umbp.core.layout.KVCacheConfig.Layer;
+import io.umbp.core.layout.KVCacheConfig.Slot;
 import io.umbp.core.layout.KVCacheConfig.Tensor;
 import io.umbp.core.layout.KVCacheConfig.Transfer;
 import io.umbp.core.layout.KVLayoutPlanner.LayerPlacement;
@@ -168,23 +169,25 @@ class KVLayoutPlannerTest {
     KVCacheConfig config =
         new KVCacheConfig(
             List.of(
-                new Group(
-                    new Spec("MLAAttentionSpec", 16, 8_448, ElementType.U8),
-                    List.of("a"),
-                    Transfer.ENABLED),
-                new Group(
-                    new Spec("MLAAttentionSpec", 16, 37_376, ElementType.U8),
-                    List.of("b"),
-                    Transfer.ENABLED)),
-            List.of(new Tensor(List.of("a", "b"), page)));
+                new Group(List.of(latents("a", 8_448 / 16)), Transfer.ENABLED),
+                new Group(List.of(latents("b", 37_376 / 16)), Transfer.ENABLED)),
+            List.of(
+                new Tensor(
+                    List.of(new Slot(List.of("a")), new Slot(List.of("b"))),
+                    KVCacheLayout.BLNHC,
+                    KVSplit.FUSED,
+                    8,
+                    1,
+                    page)));
     KVLayoutDescriptor layout = KVLayoutPlanner.describe(config, TOPOLOGY);
+    TensorPlan tensor = KVLayoutPlanner.tensors(config, TOPOLOGY).get(0);
+    assertEquals(8 * page, tensor.sizeBytes());
     long base = 0x40000000L;
-    KVLayoutPlanner planner =
-        KVLayoutPlanner.place(
-            layout,
-            Map.of(
-                "a", new LayerPlacement(base, page, 8),
-                "b", new LayerPlacement(base + 8_448, page, 8)));
+    Map<String, LayerPlacement> placements = new HashMap<>();
+    tensor
+        .onDevice(base, 0)
+        .forEach((layer, part) -> placements.put(layer, LayerPlacement.of(part.address(), part)));
+    KVLayoutPlanner planner = KVLayoutPlanner.place(layout, placements);
     List<KVRange> ranges = planner.rangesForBlock(3);
     assertEquals(
         List.of(
@@ -386,72 +389,129 @@ class KVLayoutPlannerTest {
     KVCacheConfig config =
         new KVCacheConfig(
             List.of(
-                new Group(
-                    new Spec("FullAttentionSpec", 16, 1024, ElementType.BF16),
-                    List.of("f0", "f1"),
-                    Transfer.ENABLED),
-                new Group(
-                    new Spec("MambaSpec", 64, 300, ElementType.U8),
-                    List.of("m0", "m1"),
-                    Transfer.DISABLED),
-                new Group(
-                    new Spec("SlidingWindowSpec", 32, 512, ElementType.F16),
-                    List.of("s0", "s1"),
-                    Transfer.ENABLED)),
+                new Group(List.of(heads("f0", 16, 2), heads("f1", 16, 2)), Transfer.ENABLED),
+                new Group(List.of(state("m0", 300), state("m1", 300)), Transfer.DISABLED),
+                new Group(List.of(heads("s0", 32, 1), heads("s1", 32, 1)), Transfer.ENABLED)),
             List.of(
-                new Tensor(List.of("s1", "m1", "f0"), 1024),
-                new Tensor(List.of("m0", "f1", "s0"), 2048)));
+                new Tensor(
+                    List.of(new Slot(List.of("s1", "m1", "f0"))),
+                    KVCacheLayout.LBNHC,
+                    KVSplit.FUSED,
+                    4,
+                    1,
+                    Tensor.PACKED),
+                new Tensor(
+                    List.of(new Slot(List.of("m0", "f1", "s0"))),
+                    KVCacheLayout.LBHNC,
+                    KVSplit.BLOCKS,
+                    4,
+                    1,
+                    2048)));
     KVLayoutDescriptor layout = KVLayoutPlanner.describe(config, TOPOLOGY);
     assertEquals(
         List.of(
-            new KVRegion("s1", 2, 1024, 512, 0, 32),
-            new KVRegion("f0", 0, 1024, 1024, 512, 16),
-            new KVRegion("f1", 0, 2048, 1024, 1536, 16),
-            new KVRegion("s0", 2, 2048, 512, 2560, 32)),
-        layout.regions());
+            "s1 2 1024 1024 0 32",
+            "f0 0 1024 1024 1024 16",
+            "f1 0 2048 1024 2048 16",
+            "s0 2 2048 1024 3072 32"),
+        layout.regions().stream()
+            .map(
+                region ->
+                    String.join(
+                        " ",
+                        region.layerName(),
+                        Integer.toString(region.groupId()),
+                        Long.toString(region.blockStride()),
+                        Long.toString(region.blockBytes()),
+                        Long.toString(region.objectOffset()),
+                        Integer.toString(region.blockSize())))
+            .toList());
     assertEquals(KVLayoutDescriptor.RANK_LOCAL, layout.format());
     assertEquals(TOPOLOGY, layout.topology());
   }
 
   @Test
   void aCacheConfigNamesEachLayerOnce() {
-    Spec spec = new Spec("FullAttentionSpec", 16, 1024, ElementType.F16);
-    Group group = new Group(spec, List.of("b", "a"), Transfer.ENABLED);
-    Group disabled = new Group(spec, List.of("a"), Transfer.DISABLED);
-    Tensor both = new Tensor(List.of("a", "b"), 1024);
-    Tensor justA = new Tensor(List.of("a"), 1024);
+    Layer a = heads("a", 16, 2);
+    Layer b = heads("b", 16, 2);
+    Group group = new Group(List.of(b, a), Transfer.ENABLED);
+    Group disabled = new Group(List.of(a), Transfer.DISABLED);
+    Tensor both = Tensor.packed(KVCacheLayout.LBNHC, KVSplit.FUSED, 4, List.of("a", "b"));
+    Tensor justA = Tensor.packed(KVCacheLayout.LBNHC, KVSplit.FUSED, 4, List.of("a"));
     assertMessage(
         "layers [a, b] are in no KV tensor", () -> new KVCacheConfig(List.of(group), List.of()));
     assertMessage(
         "layer 'a' is in group 0 and again in group 1",
         () -> new KVCacheConfig(List.of(group, disabled), List.of(both)));
     assertMessage(
-        "layer 'a' is in more than one KV tensor",
+        "layer 'a' is in more than one KV tensor slot",
         () -> new KVCacheConfig(List.of(group), List.of(both, justA)));
     assertMessage(
         "layer 'b' of a KV tensor is in no group",
         () -> new KVCacheConfig(List.of(disabled), List.of(both)));
+    assertMessage(
+        "layer 'b' shares its slot with another layer of group 0",
+        () ->
+            new KVCacheConfig(
+                List.of(group),
+                List.of(
+                    new Tensor(
+                        List.of(new Slot(List.of("a", "b"))),
+                        KVCacheLayout.LBNHC,
+                        KVSplit.FUSED,
+                        4,
+                        1,
+                        Tensor.PACKED))));
     assertMessage(
         "a layout needs at least one region",
         () ->
             KVLayoutPlanner.describe(
                 new KVCacheConfig(List.of(disabled), List.of(justA)), TOPOLOGY));
     assertMessage(
-        "layer 'a': block bytes 1024 exceed block stride 512",
+        "layer 'a': the block stride 512 is less than the 1024 bytes of a block",
         () ->
             KVLayoutPlanner.describe(
-                new KVCacheConfig(List.of(group), List.of(new Tensor(List.of("a", "b"), 512))),
+                new KVCacheConfig(
+                    List.of(disabled, new Group(List.of(b), Transfer.ENABLED)),
+                    List.of(
+                        new Tensor(both.slots(), KVCacheLayout.LBNHC, KVSplit.FUSED, 4, 1, 512))),
                 TOPOLOGY));
     assertMessage(
-        "FullAttentionSpec has block size 16 and page bytes 0, both must be > 0",
-        () -> new Spec("FullAttentionSpec", 16, 0, ElementType.F16));
+        "layer 'b' has blocks of 32 tokens, layer 'a' of the same group has 16",
+        () -> new Group(List.of(a, heads("b", 32, 1)), Transfer.ENABLED));
+    assertMessage("MambaSpec has page bytes 0, must be > 0", () -> state("m", 0));
     assertMessage(
-        "the kind of a KV cache spec is empty", () -> new Spec("", 16, 1, ElementType.F16));
+        "the kind of a KV cache spec is empty",
+        () -> new KVCacheSpec.State("", 16, ElementType.U8, 1, TPSharding.SHARDED));
+    assertMessage("a KV cache group has no layers", () -> new Group(List.of(), Transfer.ENABLED));
+    assertMessage("a slot of a KV tensor has no layers", () -> new Slot(List.of()));
     assertMessage(
-        "a FullAttentionSpec group has no layers",
-        () -> new Group(spec, List.of(), Transfer.ENABLED));
-    assertMessage("a KV tensor has no layers", () -> new Tensor(List.of(), 512));
-    assertMessage("layer 'a': block stride -1 must be > 0", () -> new Tensor(List.of("a"), -1));
+        "a KV tensor has no slots",
+        () -> Tensor.packed(KVCacheLayout.LBNHC, KVSplit.FUSED, 4, List.of()));
+    assertMessage(
+        "layer 'a': the tensor has 0 blocks of 1 kernel blocks with stride 0; the counts must be >"
+            + " 0, the stride >= 0",
+        () -> Tensor.packed(KVCacheLayout.LBNHC, KVSplit.FUSED, 0, List.of("a")));
+  }
+
+  /** Heads of 8 elements: 64 bytes a token with two heads in BF16, K and V together. */
+  private static Layer heads(String name, int blockSize, int heads) {
+    return new Layer(
+        name,
+        new KVCacheSpec.Attention(
+            "FullAttentionSpec", blockSize, ElementType.BF16, heads, 8, 8, TPSharding.SHARDED, 0));
+  }
+
+  private static Layer latents(String name, int elements) {
+    return new Layer(
+        name,
+        new KVCacheSpec.Attention(
+            "MLAAttentionSpec", 16, ElementType.U8, 1, elements, 0, TPSharding.REPLICATED, 0));
+  }
+
+  private static Layer state(String name, long bytes) {
+    return new Layer(
+        name, new KVCacheSpec.State("MambaSpec", 64, ElementType.U8, bytes, TPSharding.SHARDED));
   }
 
   private static void assertMessage(String message, Runnable call) {

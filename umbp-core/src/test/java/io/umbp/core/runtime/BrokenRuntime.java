@@ -13,7 +13,9 @@ import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KeyOutcome;
 import io.umbp.api.KeyReason;
+import io.umbp.api.ObjectReach;
 import io.umbp.api.RankTopology;
+import io.umbp.api.RegistrationOptions;
 import io.umbp.api.TransferDirection;
 import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPException;
@@ -65,6 +67,16 @@ final class BrokenRuntime implements UMBPRuntime {
   public UMBPWorkerHandle createWorkerHandle(
       UMBPNamespace namespace, RankTopology topology, KVLayoutDescriptor layout) {
     return new Worker(target.createWorkerHandle(namespace, topology, layout));
+  }
+
+  @Override
+  public void describeNamespace(UMBPNamespace namespace, String manifest) {
+    target.describeNamespace(namespace, manifest);
+  }
+
+  @Override
+  public Map<UMBPNamespace, String> manifests() {
+    return target.manifests();
   }
 
   @Override
@@ -158,14 +170,19 @@ final class BrokenRuntime implements UMBPRuntime {
     }
 
     @Override
-    public void registerBuffers(Map<String, KVCacheTensor> kvCaches) {
+    public void registerBuffers(Map<String, KVCacheTensor> kvCaches, RegistrationOptions options) {
       try {
-        target.registerBuffers(kvCaches);
+        target.registerBuffers(kvCaches, options);
       } catch (UMBPException e) {
         if (defect != Defect.TAKES_ANY_BUFFERS) {
           throw e;
         }
       }
+    }
+
+    @Override
+    public ObjectReach reach() {
+      return target.reach();
     }
 
     @Override
