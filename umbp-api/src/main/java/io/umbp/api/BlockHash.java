@@ -40,7 +40,9 @@ public final class BlockHash {
       bytes = HexFormat.of().parseHex(hex);
     } catch (IllegalArgumentException e) {
       throw new UMBPException(
-          UMBPException.Reason.INVALID_ARGUMENT, "block hash '" + hex + "' is not hexadecimal", e);
+          UMBPException.Reason.INVALID_ARGUMENT,
+          "block hash " + BlockKey.quote(hex) + " is not hexadecimal",
+          e);
     }
     checkLength(bytes.length);
     return new BlockHash(bytes);

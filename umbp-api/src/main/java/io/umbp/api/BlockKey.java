@@ -1,7 +1,6 @@
 package io.umbp.api;
 
-import java.util.regex.Matcher;
-import java.util.regex.Pattern;
+import java.util.Arrays;
 
 /**
  * The identity of one stored object: one block of one KV cache group on one rank. Immutable. Many
@@ -17,10 +16,7 @@ import java.util.regex.Pattern;
  * @param hash the block's content hash
  */
 public record BlockKey(UMBPNamespace namespace, RankNamespace rank, int groupId, BlockHash hash) {
-  private static final Pattern TEXT =
-      Pattern.compile(
-          "umbp:vllm:v1:([A-Za-z0-9._-]+):tp(N|[*]):pcp(N):dcp(N):pp(N):g(N):((?:[0-9a-f]{2})+)"
-              .replace("N", "0|[1-9][0-9]{0,9}"));
+  private static final int QUOTED_CHARACTERS = 200;
 
   /** Checks the group id. */
   public BlockKey {
@@ -41,31 +37,130 @@ public record BlockKey(UMBPNamespace namespace, RankNamespace rank, int groupId,
    * @return its parts
    */
   public static BlockKey parse(String text) {
-    Matcher matcher = TEXT.matcher(text);
-    if (!matcher.matches()) {
-      throw UMBPException.invalid(
-          "'%s' is no key of the form"
-              + " umbp:vllm:v1:<namespace>:tp<T>:pcp<P>:dcp<D>:pp<Q>:g<G>:<lower-case hex hash>",
-          text);
-    }
-    return new BlockKey(
-        new UMBPNamespace(matcher.group(1)),
-        new RankNamespace(
-            matcher.group(2).equals("*") ? RankNamespace.ALL_TP : number(matcher, 2, text),
-            number(matcher, 3, text),
-            number(matcher, 4, text),
-            number(matcher, 5, text)),
-        number(matcher, 6, text),
-        BlockHash.fromHex(matcher.group(7)));
+    return new Parser(text).key();
   }
 
-  private static int number(Matcher matcher, int group, String text) {
-    long value = Long.parseLong(matcher.group(group));
-    if (value > Integer.MAX_VALUE) {
-      throw UMBPException.invalid(
-          "key '%s' has the number %d, the limit is %d", text, value, Integer.MAX_VALUE);
+  /** Returns text in quotes for a message, cut where it is longer than any use of it. */
+  static String quote(String text) {
+    return text.length() <= QUOTED_CHARACTERS
+        ? "'" + text + "'"
+        : "'" + text.substring(0, QUOTED_CHARACTERS) + "...' (" + text.length() + " characters)";
+  }
+
+  /** Reads a key from left to right. */
+  private static final class Parser {
+    private static final int MAX_DIGITS = 10;
+
+    /** Value of each lower-case hexadecimal digit by its character, -1 for other characters. */
+    private static final byte[] DIGIT_VALUES = new byte[128];
+
+    static {
+      Arrays.fill(DIGIT_VALUES, (byte) -1);
+      for (int value = 0; value < 16; value++) {
+        DIGIT_VALUES[Character.forDigit(value, 16)] = (byte) value;
+      }
     }
-    return (int) value;
+
+    private final String text;
+    private int at;
+
+    Parser(String text) {
+      this.text = text;
+    }
+
+    BlockKey key() {
+      skip("umbp:vllm:v1:");
+      UMBPNamespace namespace = namespace();
+      skip(":tp");
+      int tp = tensorParallelRank();
+      skip(":pcp");
+      int pcp = number();
+      skip(":dcp");
+      int dcp = number();
+      skip(":pp");
+      int pp = number();
+      skip(":g");
+      int groupId = number();
+      skip(":");
+      return new BlockKey(namespace, new RankNamespace(tp, pcp, dcp, pp), groupId, hash());
+    }
+
+    private void skip(String expected) {
+      if (!text.startsWith(expected, at)) {
+        throw malformed();
+      }
+      at += expected.length();
+    }
+
+    private UMBPNamespace namespace() {
+      int start = at;
+      while (at < text.length() && UMBPNamespace.isAllowed(text.charAt(at))) {
+        at++;
+      }
+      if (at == start) {
+        throw malformed();
+      }
+      return new UMBPNamespace(text.substring(start, at));
+    }
+
+    private int tensorParallelRank() {
+      if (text.startsWith("*", at)) {
+        at++;
+        return RankNamespace.ALL_TP;
+      }
+      return number();
+    }
+
+    private int number() {
+      int start = at;
+      long value = 0;
+      while (at < text.length() && at - start <= MAX_DIGITS) {
+        int digit = text.charAt(at) - '0';
+        if (digit < 0 || digit > 9) {
+          break;
+        }
+        value = value * 10 + digit;
+        at++;
+      }
+      int digits = at - start;
+      if (digits == 0 || digits > MAX_DIGITS || (digits > 1 && text.charAt(start) == '0')) {
+        throw malformed();
+      }
+      if (value > Integer.MAX_VALUE) {
+        throw UMBPException.invalid(
+            "key %s has the number %d, the limit is %d", quote(text), value, Integer.MAX_VALUE);
+      }
+      return (int) value;
+    }
+
+    private BlockHash hash() {
+      int digits = text.length() - at;
+      if (digits == 0 || digits % 2 != 0) {
+        throw malformed();
+      }
+      BlockHash.checkLength(digits / 2);
+      byte[] bytes = new byte[digits / 2];
+      for (int i = 0; i < bytes.length; i++) {
+        bytes[i] = (byte) (hexDigit() << 4 | hexDigit());
+      }
+      return BlockHash.wrap(bytes);
+    }
+
+    private int hexDigit() {
+      char c = text.charAt(at++);
+      int value = c < DIGIT_VALUES.length ? DIGIT_VALUES[c] : -1;
+      if (value < 0) {
+        throw malformed();
+      }
+      return value;
+    }
+
+    private UMBPException malformed() {
+      return UMBPException.invalid(
+          "%s is no key of the form"
+              + " umbp:vllm:v1:<namespace>:tp<T>:pcp<P>:dcp<D>:pp<Q>:g<G>:<lower-case hex hash>",
+          quote(text));
+    }
   }
 
   /**

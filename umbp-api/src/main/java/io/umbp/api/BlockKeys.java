@@ -6,10 +6,12 @@ import java.lang.invoke.MethodHandles;
 import java.lang.invoke.VarHandle;
 import java.util.AbstractList;
 import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Objects;
 import java.util.RandomAccess;
 import java.util.Set;
+import java.util.TreeSet;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -151,7 +153,12 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
    * @return the keys
    */
   public BlockKeys replicating(Set<Integer> replicatedGroups) {
-    return new BlockKeys(namespace, ranks, Set.copyOf(replicatedGroups), hashes, groupIds);
+    return new BlockKeys(
+        namespace,
+        ranks,
+        Collections.unmodifiableSortedSet(new TreeSet<>(replicatedGroups)),
+        hashes,
+        groupIds);
   }
 
   private static void checkSingleRank(RankNamespace rank) {
@@ -182,7 +189,7 @@ public final class BlockKeys extends AbstractList<String> implements RandomAcces
   /**
    * Returns the groups that have one key for all tensor-parallel ranks.
    *
-   * @return group ids, unmodifiable
+   * @return group ids, ascending, unmodifiable
    */
   public Set<Integer> replicatedGroups() {
     return replicatedGroups;

@@ -1,8 +1,10 @@
 package io.umbp.api;
 
+import java.util.Collections;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
+import java.util.TreeSet;
 
 /**
  * Runtime-neutral description of one rank's KV objects: which pages, in which order. The object of
@@ -36,7 +38,7 @@ public record KVLayoutDescriptor(
         throw UMBPException.invalid("layer '%s' occurs twice in the layout", region.layerName());
       }
     }
-    replicatedGroups = Set.copyOf(replicatedGroups);
+    replicatedGroups = Collections.unmodifiableSortedSet(new TreeSet<>(replicatedGroups));
     for (int groupId : replicatedGroups) {
       if (regions.stream().noneMatch(region -> region.groupId() == groupId)) {
         throw UMBPException.invalid("replicated group %d is not in the layout", groupId);

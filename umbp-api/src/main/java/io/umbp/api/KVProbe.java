@@ -20,7 +20,7 @@ public interface KVProbe {
   record Place(String layerName, int blockId, KVPageShape.Part part, int head, int token) {}
 
   /**
-   * Writes one place.
+   * Writes one place. Whatever float format the elements have, each is a finite number.
    *
    * @param place where
    * @param value the bytes of all its elements, as many as the layer's shape says; borrowed

@@ -12,6 +12,8 @@ public record RegistrationOptions(KVOrigin origin, @Nullable Trial trial) {
 
   /**
    * A trial of the layout with two blocks that the engine lends until the registration is over.
+   * Their content is overwritten. Meanwhile the engine writes no other block either: the bytes
+   * around the second block must stay what they are.
    *
    * @param probe the engine's own way to their contents
    * @param firstBlock a free block of every group, at least 0

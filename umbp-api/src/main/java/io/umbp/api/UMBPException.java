@@ -22,6 +22,8 @@ public class UMBPException extends RuntimeException {
     NOT_REGISTERED,
     /** The engine puts KV elsewhere than the registered layout says; the message tells where. */
     LAYOUT_MISMATCH,
+    /** A copy that the call waits for failed, or did not end by the runtime's timeout. */
+    COPY_FAILED,
     /** Device memory was named without a fence that orders the copy after its last user. */
     FENCE_REQUIRED,
     /** Host or device memory could not be had; the message names need and limit. */

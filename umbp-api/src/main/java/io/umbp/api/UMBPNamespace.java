@@ -24,19 +24,21 @@ public record UMBPNamespace(String value) {
     }
     for (int i = 0; i < value.length(); i++) {
       char c = value.charAt(i);
-      boolean allowed =
-          (c >= 'a' && c <= 'z')
-              || (c >= 'A' && c <= 'Z')
-              || (c >= '0' && c <= '9')
-              || c == '.'
-              || c == '_'
-              || c == '-';
-      if (!allowed) {
+      if (!isAllowed(c)) {
         throw UMBPException.invalid(
             "namespace '%s' has the character U+%04X at index %d, allowed are A-Z a-z 0-9 . _ -",
             value, (int) c, i);
       }
     }
+  }
+
+  static boolean isAllowed(char c) {
+    return (c >= 'a' && c <= 'z')
+        || (c >= 'A' && c <= 'Z')
+        || (c >= '0' && c <= '9')
+        || c == '.'
+        || c == '_'
+        || c == '-';
   }
 
   /**

@@ -18,13 +18,18 @@ public interface UMBPWorkerHandle {
    * Registers the engine's KV buffers. They may come late, after the handle was made, and again
    * after {@link #unregisterBuffers}. All or nothing: when it throws, nothing is registered.
    *
+   * <p>A trial of the layout writes the lent blocks through the probe and waits for each of its
+   * copies, at most the runtime's timeout. A copy that has not ended by then keeps the buffers
+   * until it ends; {@link #unregisterBuffers} waits for that.
+   *
    * @param kvCaches a tensor for each layer of the layout, all on one device or all in host memory;
    *     the memory is shared until it is unregistered
    * @param options who writes the buffers, and how the layout is tried out
    * @throws UMBPException INVALID_ARGUMENT when a layer is missing or unknown, sizes do not fit the
    *     layout, a tensor's stride does not divide its region's, two layers of a group overlap, or
    *     the engine's own KV is to be kept in a {@linkplain UMBPNamespace#foreign() namespace for
-   *     foreign KV}; LAYOUT_MISMATCH when the probe finds KV elsewhere than the layout says; CLOSED
+   *     foreign KV}; LAYOUT_MISMATCH when the probe finds KV elsewhere than the layout says;
+   *     COPY_FAILED when a copy of the trial fails or does not end; CLOSED
    */
   void registerBuffers(Map<String, KVCacheTensor> kvCaches, RegistrationOptions options);
 

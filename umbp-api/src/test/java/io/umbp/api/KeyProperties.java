@@ -5,8 +5,13 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.HexFormat;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Random;
+import java.util.Set;
 import java.util.stream.IntStream;
 import net.jqwik.api.Arbitraries;
 import net.jqwik.api.Arbitrary;
@@ -45,10 +50,16 @@ class KeyProperties {
     return Combinators.combine(rank, rank, rank, rank).as(RankNamespace::new);
   }
 
+  /** Also those of objects that all tensor-parallel ranks share. */
+  @Provide
+  Arbitrary<RankNamespace> ranksOfKeys() {
+    return Arbitraries.oneOf(ranks(), ranks().map(RankNamespace::replicated));
+  }
+
   @Provide
   Arbitrary<BlockKey> keys() {
     return Combinators.combine(
-            namespaces(), ranks(), Arbitraries.integers().greaterOrEqual(0), hashes())
+            namespaces(), ranksOfKeys(), Arbitraries.integers().greaterOrEqual(0), hashes())
         .as(BlockKey::new);
   }
 
@@ -84,11 +95,68 @@ class KeyProperties {
     }
   }
 
+  /** Against keys that are built one by one from text. */
+  @Property(tries = 500)
+  void rowsOfSomeReplicatedGroupsHaveTheKeysOfAHandWrittenLoop(
+      @ForAll @Size(min = 1, max = 7) List<@From("smallRanks") RankNamespace> ranks,
+      @ForAll @Size(max = 8) List<@IntRange(max = 3) Integer> groups,
+      @ForAll Set<@IntRange(max = 4) Integer> replicated,
+      @ForAll Random random) {
+    byte[] bytes = new byte[groups.size() * 2];
+    random.nextBytes(bytes);
+    List<String> expected = new ArrayList<>();
+    List<Integer> rows = new ArrayList<>();
+    for (int row = 0; row < groups.size(); row++) {
+      Set<String> keysOfRow = new LinkedHashSet<>();
+      List<String> all = new ArrayList<>();
+      for (RankNamespace rank : ranks) {
+        boolean isShared = replicated.contains(groups.get(row));
+        String place =
+            isShared
+                ? "tp*:pcp0:dcp0:pp" + rank.pp()
+                : "tp%d:pcp%d:dcp%d:pp%d".formatted(rank.tp(), rank.pcp(), rank.dcp(), rank.pp());
+        String hash = HexFormat.of().formatHex(bytes, row * 2, row * 2 + 2);
+        String key = "umbp:vllm:v1:m:" + place + ":g" + groups.get(row) + ":" + hash;
+        if (!isShared || keysOfRow.add(key)) {
+          all.add(key);
+        }
+      }
+      expected.addAll(all);
+      rows.addAll(Collections.nCopies(all.size(), row));
+    }
+    BlockKeys keys =
+        BlockKeys.of(
+                new UMBPNamespace("m"),
+                ranks.get(0),
+                groups.stream().mapToInt(Integer::intValue).toArray(),
+                BlockHashes.of(2, bytes))
+            .replicating(replicated)
+            .onRanks(ranks);
+    assertEquals(expected, keys);
+    for (int i = 0; i < keys.size(); i++) {
+      assertEquals(rows.get(i), keys.row(i));
+      assertEquals(groups.get(keys.row(i)), keys.groupId(i));
+      assertEquals(expected.get(i), keys.key(i).toString());
+      assertEquals(keys.key(i), BlockKey.parse(expected.get(i)));
+      assertEquals(replicated.contains(keys.groupId(i)), keys.rank(i).isReplicated());
+    }
+  }
+
+  @Provide
+  Arbitrary<RankNamespace> smallRanks() {
+    Arbitrary<Integer> rank = Arbitraries.integers().between(0, 2);
+    return Combinators.combine(rank, rank, rank, rank).as(RankNamespace::new);
+  }
+
   @Property(tries = 2)
   void mutatedTextIsAnotherKeyOrRefused(@ForAll Random random) {
     int parsed = 0;
     for (int i = 0; i < 100_000; i++) {
-      StringBuilder text = new StringBuilder("umbp:vllm:v1:m1:tp0:pcp10:dcp2:pp0:g3:00ff7e");
+      StringBuilder text =
+          new StringBuilder(
+              i % 2 == 0
+                  ? "umbp:vllm:v1:m1:tp0:pcp10:dcp2:pp0:g3:00ff7e"
+                  : "umbp:vllm:v1:m1:tp*:pcp0:dcp0:pp1:g3:00ff7e");
       for (int edits = 1 + random.nextInt(3); edits > 0; edits--) {
         mutate(text, random);
       }

@@ -271,6 +271,12 @@ class KeysTest {
         "umbp:vllm:v1:m:tp0:pcp0:dcp0:pp0:g01:0a",
         "umbp:vllm:v1:m:tp**:pcp0:dcp0:pp0:g0:0a",
         "umbp:vllm:v1:m:tp0:pcp*:dcp0:pp0:g0:0a",
+        "umbp:vllm:v1:m:tp*:pcp*:dcp0:pp0:g0:0a",
+        "umbp:vllm:v1:m:tp*:pcp0:dcp*:pp0:g0:0a",
+        "umbp:vllm:v1:m:tp*:pcp0:dcp0:pp*:g0:0a",
+        "umbp:vllm:v1:m:tp*:pcp0:dcp0:pp0:g*:0a",
+        "umbp:vllm:v1:m:tp*0:pcp0:dcp0:pp0:g0:0a",
+        "umbp:vllm:v1:m:tp-2147483648:pcp0:dcp0:pp0:g0:0a",
         "umbp:vllm:v1:m:tp:pcp0:dcp0:pp0:g0:0a",
         "umbp:vllm:v1:m:tp+1:pcp0:dcp0:pp0:g0:0a",
         "umbp:vllm:v1:m:tp-1:pcp0:dcp0:pp0:g0:0a",
@@ -328,6 +334,37 @@ class KeysTest {
   }
 
   @Test
+  void replicatedKeysParse() {
+    String text = "umbp:vllm:v1:m:tp*:pcp0:dcp0:pp1:g2:bee44665ffd65ac8";
+    BlockKey key = BlockKey.parse(text);
+    assertEquals(new RankNamespace(0, 0, 0, 1).replicated(), key.rank());
+    assertTrue(key.rank().isReplicated());
+    assertEquals(text, key.toString());
+    String split = "objects of all tp ranks belong to pcp 0 and dcp 0, but are pcp %d, dcp %d";
+    assertRefused(
+        split.formatted(1, 0), () -> BlockKey.parse("umbp:vllm:v1:m:tp*:pcp1:dcp0:pp1:g2:0a"));
+    assertRefused(
+        split.formatted(0, 3), () -> BlockKey.parse("umbp:vllm:v1:m:tp*:pcp0:dcp3:pp1:g2:0a"));
+  }
+
+  @Test
+  void messagesQuoteTheStartOfLongText() {
+    String start = PREFIX + "0a".repeat(100);
+    String quoted = "'" + start.substring(0, 200) + "...' (1000001 characters)";
+    assertRefused(
+        quoted
+            + " is no key of the form umbp:vllm:v1:<namespace>:tp<T>:pcp<P>:dcp<D>:pp<Q>:g<G>"
+            + ":<lower-case hex hash>",
+        () -> BlockKey.parse(start + "0".repeat(1_000_001 - start.length())));
+    assertRefused(
+        "block hash '" + "x".repeat(200) + "...' (201 characters) is not hexadecimal",
+        () -> BlockHash.fromHex("x".repeat(201)));
+    assertRefused(
+        "block hash '" + "x".repeat(200) + "' is not hexadecimal",
+        () -> BlockHash.fromHex("x".repeat(200)));
+  }
+
+  @Test
   void keyColumnsAreBlockMajor() {
     BlockHashes hashes = column("0a", "0b");
     BlockKeys keys =
@@ -351,6 +388,120 @@ class KeysTest {
       assertEquals(i / 2 * 10, keys.groupId(i));
       assertEquals(keys.get(i), keys.key(i).toString());
     }
+  }
+
+  @Test
+  void objectsOfAllTpRanksHaveAStarForTheirRank() {
+    RankNamespace shared = new RankNamespace(3, 0, 0, 2).replicated();
+    assertEquals("tp*:pcp0:dcp0:pp2", shared.toString());
+    assertEquals(new RankNamespace(RankNamespace.ALL_TP, 0, 0, 2), shared);
+    assertEquals(shared, new RankNamespace(0, 0, 0, 2).replicated());
+    assertEquals(shared, new RankNamespace(1, 2, 3, 2).replicated(), "whatever the rank");
+    assertEquals(shared, shared.replicated());
+    assertNotEquals(shared, new RankNamespace(0, 0, 0, 2));
+    assertNotEquals(shared, new RankNamespace(0, 0, 0, 3).replicated(), "the stage counts");
+    assertTrue(shared.isReplicated());
+    assertFalse(RANK_0.isReplicated());
+    String text = "umbp:vllm:v1:m:tp*:pcp0:dcp0:pp2:g1:0a";
+    BlockKey key = new BlockKey(new UMBPNamespace("m"), shared, 1, BlockHash.fromHex("0a"));
+    assertEquals(text, key.toString());
+    assertEquals(key, BlockKey.parse(text));
+    assertEquals(key.hashCode(), BlockKey.parse(text).hashCode());
+  }
+
+  @Test
+  void objectsOfAllTpRanksAreNotSplitByContext() {
+    String message = "objects of all tp ranks belong to pcp 0 and dcp 0, but are pcp %d, dcp %d";
+    int all = RankNamespace.ALL_TP;
+    assertRefused(message.formatted(1, 0), () -> new RankNamespace(all, 1, 0, 0));
+    assertRefused(message.formatted(0, 1), () -> new RankNamespace(all, 0, 1, 0));
+    assertRefused(message.formatted(-1, 0), () -> new RankNamespace(all, -1, 0, 0));
+    assertRefused(
+        "ranks must be >= 0, but are tp -2147483648, pcp 0, dcp 0, pp -1",
+        () -> new RankNamespace(all, 0, 0, -1));
+    assertRefused(
+        message.formatted(1, 0), () -> BlockKey.parse("umbp:vllm:v1:m:tp*:pcp1:dcp0:pp0:g0:0a"));
+    assertRefused(
+        message.formatted(0, 1), () -> BlockKey.parse("umbp:vllm:v1:m:tp*:pcp0:dcp1:pp0:g0:0a"));
+  }
+
+  @Test
+  void rowsOfReplicatedGroupsHaveOneKeyAStage() {
+    List<RankNamespace> ranks =
+        List.of(
+            new RankNamespace(0, 0, 0, 0),
+            new RankNamespace(1, 0, 0, 0),
+            new RankNamespace(0, 0, 0, 1),
+            new RankNamespace(1, 0, 0, 1));
+    BlockHashes hashes = column("0a", "0b", "0c");
+    BlockKeys plain =
+        BlockKeys.of(new UMBPNamespace("m"), RANK_0, new int[] {0, 3, 0}, hashes).onRanks(ranks);
+    BlockKeys keys = plain.replicating(Set.of(3, 8));
+    assertEquals(12, plain.size());
+    assertEquals(10, keys.size());
+    assertEquals(3, keys.rows());
+    assertEquals(Set.of(3, 8), keys.replicatedGroups());
+    assertEquals(ranks, keys.ranks());
+    assertEquals(List.of(), plain.replicas());
+    assertEquals(List.of(ranks.get(0).replicated(), ranks.get(2).replicated()), keys.replicas());
+    String start = "umbp:vllm:v1:m:";
+    assertEquals(
+        List.of(
+            start + "tp0:pcp0:dcp0:pp0:g0:0a",
+            start + "tp1:pcp0:dcp0:pp0:g0:0a",
+            start + "tp0:pcp0:dcp0:pp1:g0:0a",
+            start + "tp1:pcp0:dcp0:pp1:g0:0a",
+            start + "tp*:pcp0:dcp0:pp0:g3:0b",
+            start + "tp*:pcp0:dcp0:pp1:g3:0b",
+            start + "tp0:pcp0:dcp0:pp0:g0:0c",
+            start + "tp1:pcp0:dcp0:pp0:g0:0c",
+            start + "tp0:pcp0:dcp0:pp1:g0:0c",
+            start + "tp1:pcp0:dcp0:pp1:g0:0c"),
+        keys);
+    int[] rows = {0, 0, 0, 0, 1, 1, 2, 2, 2, 2};
+    for (int i = 0; i < 10; i++) {
+      assertEquals(rows[i], keys.row(i));
+      assertEquals(keys.get(i), keys.key(i).toString());
+    }
+    assertRefused("key index 10 is outside [0, 10)", () -> keys.row(10));
+    assertRefused("key index -1 is outside [0, 10)", () -> keys.rank(-1));
+
+    assertEquals(plain, keys.replicating(Set.of()), "a group can be made plain again");
+    assertEquals(plain, plain.replicating(Set.of(8)), "no row is of that group");
+    BlockKeys oneRank = keys.onRanks(List.of(ranks.get(3)));
+    assertEquals(
+        List.of(
+            start + "tp1:pcp0:dcp0:pp1:g0:0a",
+            start + "tp*:pcp0:dcp0:pp1:g3:0b",
+            start + "tp1:pcp0:dcp0:pp1:g0:0c"),
+        oneRank);
+  }
+
+  @Test
+  void keyColumnsAreOfSingleRanks() {
+    RankNamespace shared = RANK_0.replicated();
+    String message =
+        "tp*:pcp0:dcp0:pp0 are all tp ranks; name one, and replicate its groups instead";
+    BlockHashes hashes = column("0a");
+    assertRefused(message, () -> BlockKeys.of(NAMESPACE, shared, 0, hashes));
+    assertRefused(
+        message, () -> BlockKeys.of(NAMESPACE, RANK_0, 0, hashes).onRanks(List.of(RANK_1, shared)));
+  }
+
+  @Test
+  void mixedColumnsEndAtTheLimitOfKeysToo() {
+    List<RankNamespace> ranks = new ArrayList<>();
+    for (int tp = 0; tp < 65_536; tp++) {
+      ranks.add(new RankNamespace(tp, 0, 0, 0));
+    }
+    int[] groupIds = new int[40_000];
+    Arrays.fill(groupIds, 0, 32_768, 1);
+    BlockKeys oneRank =
+        BlockKeys.of(NAMESPACE, RANK_0, groupIds, BlockHashes.of(1, new byte[40_000]));
+    assertRefused(
+        "40000 rows on 65536 ranks exceed the limit of 2147483647 keys",
+        () -> oneRank.replicating(Set.of(0)).onRanks(ranks));
+    assertEquals(7_232 * 65_536 + 32_768, oneRank.replicating(Set.of(1)).onRanks(ranks).size());
   }
 
   @ParameterizedTest

@@ -3,18 +3,23 @@ package io.umbp.bench;
 import io.umbp.api.DeviceFence;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVLayoutDescriptor;
-import io.umbp.api.KVRegion;
-import io.umbp.api.RankTopology;
+import io.umbp.api.UMBPHandshakeMetadata;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.UMBPRuntime;
 import io.umbp.api.UMBPWorkerHandle;
+import io.umbp.bench.CatalogueModel.Cache;
+import io.umbp.bench.EngineCache.TensorSketch;
+import io.umbp.bench.TensorMap.Page;
 import io.umbp.core.connector.WorkerConnector;
+import io.umbp.core.layout.KVLayoutPlanner;
+import io.umbp.core.layout.TensorPlan;
 import io.umbp.testkit.FakeGpu;
 import io.umbp.testkit.FakeStream;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 
 /**
  * One rank of the replay's engine: its KV buffers on its own GPU, the stream on which it computes,
@@ -25,9 +30,7 @@ final class GpuRank {
   private static final byte UNLOADED = (byte) 0xEE;
 
   private final FakeGpu gpu;
-  private final int rank;
-  private final int layerBytes;
-  private final long[] layerBase;
+  private final List<List<Layer>> groups = new ArrayList<>();
   private final FakeStream compute;
   private final byte[] computedPage;
   private final byte[] expectedPage;
@@ -35,45 +38,70 @@ final class GpuRank {
   private final UMBPWorkerHandle handle;
   private final WorkerConnector connector;
 
-  /** Allocates and registers the buffers of a rank on the GPU of the same number. */
+  /**
+   * Where the pages of one layer lie on the GPU.
+   *
+   * @param rank the rank whose bytes they hold: for all ranks the same one when they are replicated
+   * @param index index of the layer
+   * @param base address of its tensor
+   * @param page its runs in block 0
+   * @param blockStride bytes from one block to the next
+   */
+  private record Layer(int rank, int index, long base, Page page, long blockStride) {
+    long address(int blockId, int run) {
+      return base + blockId * blockStride + page.offset(run);
+    }
+  }
+
+  /**
+   * Allocates and registers the buffers of a rank on the GPU of the same number.
+   *
+   * @param cache what the rank keeps
+   * @param layout the layout of the rank's objects
+   * @param blocks blocks of each tensor
+   */
   GpuRank(
       FakeGpu gpu,
       UMBPRuntime runtime,
       UMBPNamespace namespace,
+      EngineCache cache,
       KVLayoutDescriptor layout,
       int blocks) {
-    RankTopology topology = layout.topology();
     this.gpu = gpu;
-    this.rank = topology.tpRank();
-    List<KVRegion> regions = layout.regions();
-    layerBytes = Math.toIntExact(regions.get(0).blockBytes());
-    layerBase = new long[regions.size()];
-    computedPage = new byte[layerBytes];
-    expectedPage = new byte[layerBytes];
-    foundPage = new byte[layerBytes];
+    int rank = layout.topology().tpRank();
     compute = gpu.stream(rank);
     Map<String, KVCacheTensor> tensors = new HashMap<>();
-    long bytes = (long) blocks * layerBytes;
-    for (int layer = 0; layer < layerBase.length; layer++) {
-      layerBase[layer] = gpu.malloc(rank, bytes);
-      KVCacheTensor tensor =
-          KVCacheTensor.device(layerBase[layer], bytes, rank).blocks(blocks, layerBytes).build();
-      tensors.put(regions.get(layer).layerName(), tensor);
+    Map<String, Layer> layers = new HashMap<>();
+    List<TensorPlan> plans = KVLayoutPlanner.tensors(cache.config(blocks), layout.topology());
+    int index = 0;
+    int largestPage = 0;
+    for (int i = 0; i < plans.size(); i++) {
+      TensorSketch tensor = cache.tensors().get(i);
+      TensorMap map = new TensorMap(tensor, cache.blockSize(), blocks);
+      long base = gpu.malloc(rank, map.sizeBytes());
+      tensors.putAll(plans.get(i).onDevice(base, rank));
+      for (int slot = 0; slot < tensor.slots().size(); slot++) {
+        for (Cache part : tensor.slots().get(slot)) {
+          Page page = map.page(slot, part);
+          largestPage = Math.max(largestPage, page.bytes());
+          int writer = cache.isReplicated(part) ? 0 : rank;
+          layers.put(part.layerName(), new Layer(writer, index++, base, page, map.blockStride()));
+        }
+      }
     }
-    handle = runtime.createWorkerHandle(namespace, topology, layout);
+    for (int group = 0; group < cache.groupCount(); group++) {
+      List<Layer> ofGroup = new ArrayList<>();
+      for (Cache part : cache.group(group)) {
+        ofGroup.add(Objects.requireNonNull(layers.get(part.layerName())));
+      }
+      groups.add(ofGroup);
+    }
+    computedPage = new byte[largestPage];
+    expectedPage = new byte[largestPage];
+    foundPage = new byte[largestPage];
+    handle = runtime.createWorkerHandle(namespace, layout.topology(), layout);
     handle.registerBuffers(tensors);
-    connector = new WorkerConnector(handle, topology);
-  }
-
-  /** The layout of a rank: all layers in one group, each in its own buffer. */
-  static KVLayoutDescriptor layout(ReplaySettings settings, RankTopology topology) {
-    List<KVRegion> regions = new ArrayList<>();
-    int bytes = settings.layerBytes();
-    for (int layer = 0; layer < settings.layers(); layer++) {
-      long offset = (long) layer * bytes;
-      regions.add(new KVRegion("layer." + layer, 0, bytes, bytes, offset, Trace.BLOCK_TOKENS));
-    }
-    return new KVLayoutDescriptor(regions, topology);
+    connector = new WorkerConnector(handle, new UMBPHandshakeMetadata(namespace, "", layout));
   }
 
   WorkerConnector connector() {
@@ -85,50 +113,75 @@ final class GpuRank {
     return compute.fence();
   }
 
-  /** Overwrites blocks on the GPU, some time later. */
-  void spoil(int[] blockIds, int count) {
+  /** Overwrites the first blocks of each group on the GPU, some time later. */
+  void spoil(int[][] blockIds, int count) {
     compute.enqueue(
         () -> {
-          for (int i = 0; i < count; i++) {
-            for (long base : layerBase) {
-              gpu.fill(base + (long) blockIds[i] * layerBytes, layerBytes, UNLOADED);
+          for (int group = 0; group < blockIds.length; group++) {
+            for (Layer layer : groups.get(group)) {
+              for (int i = 0; i < count; i++) {
+                spoil(layer, blockIds[group][i]);
+              }
             }
           }
         });
+  }
+
+  private void spoil(Layer layer, int blockId) {
+    for (int run = 0; run < layer.page.runs(); run++) {
+      gpu.fill(layer.address(blockId, run), layer.page.length(run), UNLOADED);
+    }
   }
 
   /** Writes the KV of blocks on the GPU, some time later. */
-  void prefill(int[] blockIds, long[] hashes, int first) {
+  void prefill(int[][] blockIds, long[] hashes, int first) {
     compute.enqueue(
         () -> {
-          for (int i = first; i < blockIds.length; i++) {
-            for (int layer = 0; layer < layerBase.length; layer++) {
-              KVPattern.fill(computedPage, rank, layer, hashes[i]);
-              gpu.write(layerBase[layer] + (long) blockIds[i] * layerBytes, computedPage);
+          for (int group = 0; group < blockIds.length; group++) {
+            for (int i = first; i < hashes.length; i++) {
+              for (Layer layer : groups.get(group)) {
+                prefill(layer, blockIds[group][i], hashes[i]);
+              }
             }
           }
         });
   }
 
+  private void prefill(Layer layer, int blockId, long hash) {
+    KVPattern.fill(computedPage, layer.page.bytes(), layer.rank, layer.index, hash);
+    int from = 0;
+    for (int run = 0; run < layer.page.runs(); run++) {
+      int length = layer.page.length(run);
+      gpu.write(layer.address(blockId, run), computedPage, from, length);
+      from += length;
+    }
+  }
+
   /**
-   * Compares a loaded block with what prefill would have written; returns how many bytes differ.
+   * Compares a loaded block of a group with what prefill would have written; returns how many bytes
+   * differ.
    */
-  long wrongBytes(int blockId, long hash) {
+  long wrongBytes(int group, int blockId, long hash) {
     long wrong = 0;
-    for (int layer = 0; layer < layerBase.length; layer++) {
-      long address = layerBase[layer] + (long) blockId * layerBytes;
-      KVPattern.fill(expectedPage, rank, layer, hash);
-      if (gpu.mismatch(address, expectedPage, 0, layerBytes) >= 0) {
-        wrong += wrongBytesAt(address);
+    for (Layer layer : groups.get(group)) {
+      KVPattern.fill(expectedPage, layer.page.bytes(), layer.rank, layer.index, hash);
+      int from = 0;
+      for (int run = 0; run < layer.page.runs(); run++) {
+        int length = layer.page.length(run);
+        long address = layer.address(blockId, run);
+        if (gpu.mismatch(address, expectedPage, from, length) >= 0) {
+          wrong += wrongBytesAt(address, from, length);
+        }
+        from += length;
       }
     }
     return wrong;
   }
 
-  private long wrongBytesAt(long address) {
-    gpu.read(address, foundPage, 0, layerBytes);
+  private long wrongBytesAt(long address, int from, int length) {
+    gpu.read(address, foundPage, from, length);
     long wrong = 0;
-    for (int i = 0; i < layerBytes; i++) {
+    for (int i = from; i < from + length; i++) {
       if (foundPage[i] != expectedPage[i]) {
         wrong++;
       }

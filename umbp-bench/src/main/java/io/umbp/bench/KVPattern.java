@@ -23,20 +23,21 @@ final class KVPattern {
   /**
    * Writes one layer's page of a block.
    *
-   * @param page receives the page, all of it
+   * @param page receives the page from its start
+   * @param bytes size of the page
    * @param rank index of the rank
    * @param layer index of the layer
    * @param hash the block's hash, shortened to 64 bits
    */
-  static void fill(byte[] page, int rank, int layer, long hash) {
+  static void fill(byte[] page, int bytes, int rank, int layer, long hash) {
     long state = mix(hash + mix(((long) rank << 32) + layer + STEP));
-    int whole = page.length & -Long.BYTES;
+    int whole = bytes & -Long.BYTES;
     for (int at = 0; at < whole; at += Long.BYTES) {
       state += STEP;
       LONG.set(page, at, mix(state));
     }
     long last = mix(state + STEP);
-    for (int at = whole; at < page.length; at++) {
+    for (int at = whole; at < bytes; at++) {
       page[at] = (byte) last;
       last >>>= Byte.SIZE;
     }

@@ -4,6 +4,8 @@ import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.SerializationFeature;
 import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.bench.ReplaySettings.Verification;
+import io.umbp.core.layout.KVCacheLayout;
+import io.umbp.core.layout.KVSplit;
 import java.io.IOException;
 import java.io.PrintWriter;
 import java.nio.file.Files;
@@ -30,6 +32,13 @@ import picocli.CommandLine.Spec;
     sortOptions = false)
 final class ReplayCommand implements Callable<Integer> {
   private static final String BUNDLED = "bundled:";
+  private static final int DEFAULT_LAYERS = 4;
+  private static final int DEFAULT_LAYER_BYTES = 1024;
+
+  /** What a block of a model may have on all ranks unless told else: the sample has 67,000. */
+  private static final long DEFAULT_BLOCK_BYTES = 16 << 10;
+
+  private static final int MAX_BLOCK_SIZE = 4096;
 
   /** Pools without a size. */
   enum PoolLimit {
@@ -80,6 +89,13 @@ final class ReplayCommand implements Callable<Integer> {
   private Policy policy;
 
   @Option(
+      names = "--model",
+      paramLabel = "NAME",
+      description =
+          "replay with the groups and layers of a model; umbp layout --list has the names")
+  private @Nullable String model;
+
+  @Option(
       names = "--tp",
       paramLabel = "N",
       defaultValue = "1",
@@ -87,18 +103,45 @@ final class ReplayCommand implements Callable<Integer> {
   private int ranks;
 
   @Option(
+      names = "--layout",
+      description =
+          "with --model: order of layer, block, head, token and content: ${COMPLETION-CANDIDATES}"
+              + " (default: LBNHC)")
+  private @Nullable KVCacheLayout layout;
+
+  @Option(
+      names = "--split",
+      description = "with --model: where values lie: ${COMPLETION-CANDIDATES} (default: blocks)")
+  private @Nullable KVSplit split;
+
+  @Option(
+      names = "--block-size",
+      paramLabel = "N",
+      description =
+          "with --model: tokens in a block of the engine; each stands for one block of 512 tokens of"
+              + " the trace (default: 16)")
+  private @Nullable Integer blockSize;
+
+  @Option(
+      names = "--scale",
+      paramLabel = "S",
+      description =
+          "with --model: divide keys, values and states by S, to at least one element; heads, layers"
+              + " and tokens stay (default: the smallest power of 2 that makes a block on all ranks"
+              + " at most 16 KiB)")
+  private @Nullable Integer scale;
+
+  @Option(
       names = "--layers",
       paramLabel = "N",
-      defaultValue = "4",
-      description = "layers of each rank (default: ${DEFAULT-VALUE})")
-  private int layers;
+      description = "without --model: layers of each rank (default: 4)")
+  private @Nullable Integer layers;
 
   @Option(
       names = "--layer-bytes",
       paramLabel = "N",
-      defaultValue = "1024",
-      description = "bytes of a block in one layer (default: ${DEFAULT-VALUE})")
-  private int layerBytes;
+      description = "without --model: bytes of a block in one layer (default: 1024)")
+  private @Nullable Integer layerBytes;
 
   @Option(
       names = "--concurrency",
@@ -150,6 +193,9 @@ final class ReplayCommand implements Callable<Integer> {
       report = engine.run();
     }
     out.println(heading(requests, settings));
+    if (model != null) {
+      out.println(shape(settings.cache()));
+    }
     report.table().forEach(out::println);
     out.flush();
     writeJson(report);
@@ -165,26 +211,103 @@ final class ReplayCommand implements Callable<Integer> {
 
   private String heading(Trace requests, ReplaySettings settings) {
     boolean isUnlimited = settings.poolBytes() == Long.MAX_VALUE;
+    EngineCache cache = settings.cache();
+    String what =
+        model == null
+            ? cache.part().caches().size()
+                + " layers of "
+                + cache.pageBytes(cache.part().caches().get(0))
+                + " bytes"
+            : model;
     return String.format(
         Locale.ROOT,
-        "umbp replay of %s: tp %d, %d layers of %d bytes, pool %s, policy %s",
+        "umbp replay of %s: tp %d, %s, pool %s, policy %s",
         requests.name(),
         ranks,
-        layers,
-        layerBytes,
+        what,
         isUnlimited ? "unlimited" : String.format(Locale.ROOT, "%,d bytes", settings.poolBytes()),
         policy.name().toLowerCase(Locale.ROOT));
+  }
+
+  /** What a model's blocks are. */
+  private static String shape(EngineCache cache) {
+    return String.format(
+        Locale.ROOT,
+        "  layout %s, split %s; a block: %,d tokens, %,d %s %,d bytes, contents 1/%,d",
+        cache.layout(),
+        cache.split().name().toLowerCase(Locale.ROOT),
+        cache.blockSize(),
+        cache.objectsPerBlock(),
+        cache.objectsPerBlock() == 1 ? "object of" : "objects, together",
+        cache.blockBytesOnAllRanks(),
+        cache.model().scale());
   }
 
   private ReplaySettings settings() {
     if (limit != null && limit < 1) {
       throw new BadInputException("--limit is %d, needed is at least 1", limit);
     }
-    return new ReplaySettings(
-        poolBytes(), ranks, layers, layerBytes, concurrency, failRate, seed, verify);
+    ReplaySettings.requireCount("--tp", ranks, ReplaySettings.MAX_RANKS);
+    EngineCache cache = model == null ? plainCache() : modelCache(model);
+    return new ReplaySettings(poolBytes(cache), cache, concurrency, failRate, seed, verify);
   }
 
-  private long poolBytes() {
+  private EngineCache plainCache() {
+    refuse("without --model", "--layout", layout);
+    refuse("without --model", "--split", split);
+    refuse("without --model", "--block-size", blockSize);
+    refuse("without --model", "--scale", scale);
+    int count = layers == null ? DEFAULT_LAYERS : layers;
+    int bytes = layerBytes == null ? DEFAULT_LAYER_BYTES : layerBytes;
+    ReplaySettings.requireCount("--layers", count, Integer.MAX_VALUE);
+    ReplaySettings.requireCount("--layer-bytes", bytes, Integer.MAX_VALUE);
+    if ((long) count * bytes > KVCopyEngine.MAX_SLAB_BYTES) {
+      throw new BadInputException(
+          "--layers %d of --layer-bytes %d make blocks of %d bytes, allowed are at most %d",
+          count, bytes, (long) count * bytes, KVCopyEngine.MAX_SLAB_BYTES);
+    }
+    return EngineCache.ofBytes(count, bytes, ranks, Trace.BLOCK_TOKENS);
+  }
+
+  private static void refuse(String where, String option, @Nullable Object value) {
+    if (value != null) {
+      throw new BadInputException("%s has no meaning %s", option, where);
+    }
+  }
+
+  private EngineCache modelCache(String name) {
+    refuse("with --model", "--layers", layers);
+    refuse("with --model", "--layer-bytes", layerBytes);
+    CatalogueModel whole = ModelCatalogue.bundled().model(name);
+    int tokens = blockSize == null ? EngineCache.DEFAULT_BLOCK_SIZE : blockSize;
+    if (tokens < 2 || tokens > MAX_BLOCK_SIZE) {
+      throw new BadInputException(
+          "--block-size is %d, allowed are 2 to %d", tokens, MAX_BLOCK_SIZE);
+    }
+    if (scale != null) {
+      ReplaySettings.requireCount("--scale", scale, Integer.MAX_VALUE);
+      return scaled(whole, scale, tokens);
+    }
+    EngineCache cache = scaled(whole, 1, tokens);
+    EngineCache smaller = scaled(whole, 2, tokens);
+    while (cache.blockBytesOnAllRanks() > DEFAULT_BLOCK_BYTES
+        && smaller.blockBytesOnAllRanks() < cache.blockBytesOnAllRanks()) {
+      cache = smaller;
+      smaller = scaled(whole, Math.multiplyExact(2, cache.model().scale()), tokens);
+    }
+    return cache;
+  }
+
+  private EngineCache scaled(CatalogueModel whole, int factor, int tokens) {
+    return EngineCache.of(
+        whole.scaledDown(factor),
+        ranks,
+        layout == null ? KVCacheLayout.LBNHC : layout,
+        split == null ? KVSplit.BLOCKS : split,
+        tokens);
+  }
+
+  private long poolBytes(EngineCache cache) {
     PoolSize size = pool;
     if (size == null || size.limit != null) {
       return Long.MAX_VALUE;
@@ -195,13 +318,11 @@ final class ReplayCommand implements Callable<Integer> {
     long blocks = size.blocks == null ? 0 : size.blocks;
     atLeastOne("--pool-blocks", blocks);
     try {
-      long blockBytes =
-          Math.multiplyExact(Math.multiplyExact((long) layers, layerBytes), (long) ranks);
-      return Math.multiplyExact(blocks, blockBytes);
+      return Math.multiplyExact(blocks, cache.blockBytesOnAllRanks());
     } catch (ArithmeticException e) {
       throw new BadInputException(
-          "--pool-blocks %d of %d ranks with %d layers of %d bytes is more than 64 bits can count",
-          blocks, ranks, layers, layerBytes);
+          "--pool-blocks %d of %d bytes on %d ranks is more than 64 bits can count",
+          blocks, cache.blockBytesOnAllRanks(), ranks);
     }
   }
 

@@ -8,13 +8,12 @@ import io.umbp.api.RankTopology;
 import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPNamespace;
-import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.api.spi.KVCopyEngine;
+import io.umbp.bench.EngineCache.TensorSketch;
 import io.umbp.core.connector.LoadResult;
 import io.umbp.core.connector.LoadResult.FailedBlock;
 import io.umbp.core.connector.SchedulerConnector;
 import io.umbp.core.connector.WorkerConnector;
-import io.umbp.core.identity.BlockIdentityCodec;
 import io.umbp.core.pool.PoolStats;
 import io.umbp.core.runtime.EmbeddedRuntime;
 import io.umbp.testkit.FakeGpu;
@@ -25,6 +24,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.OptionalInt;
+import java.util.Set;
 import java.util.concurrent.locks.LockSupport;
 import java.util.function.UnaryOperator;
 
@@ -46,6 +46,7 @@ final class ReplayEngine implements AutoCloseable {
 
   private final Trace trace;
   private final ReplaySettings settings;
+  private final EngineCache cache;
   private final ReplayProgress progress;
   private final ReplayReport report = new ReplayReport();
   private final FakeGpu gpu;
@@ -64,12 +65,15 @@ final class ReplayEngine implements AutoCloseable {
   private static final class Session {
     final String id;
     final Trace.Request request;
-    final int[] blockIds;
+
+    /** The blocks of each group. */
+    final int[][] blockIds;
+
     final long[] hashes;
     int loadedBlocks;
     long loadStart;
 
-    Session(String id, Trace.Request request, int[] blockIds, long[] hashes) {
+    Session(String id, Trace.Request request, int[][] blockIds, long[] hashes) {
       this.id = id;
       this.request = request;
       this.blockIds = blockIds;
@@ -92,6 +96,7 @@ final class ReplayEngine implements AutoCloseable {
       UnaryOperator<KVCopyEngine> copyEngine) {
     this.trace = trace;
     this.settings = settings;
+    this.cache = settings.cache();
     this.progress = progress;
     int blocks = gpuBlocks();
     freeBlocks = new int[blocks];
@@ -102,7 +107,7 @@ final class ReplayEngine implements AutoCloseable {
     gpu = FakeGpu.asynchronous(settings.ranks());
     FakeGpuCopyEngine copies = gpu.copyEngine();
     copies.failRows(settings.failRate(), settings.seed());
-    long slabBytes = Math.max(settings.objectBytes(), DEFAULT_SLAB_BYTES);
+    long slabBytes = Math.max(cache.largestObjectBytes(), DEFAULT_SLAB_BYTES);
     runtime =
         EmbeddedRuntime.builder()
             .capacityBytes(settings.poolBytes())
@@ -111,32 +116,41 @@ final class ReplayEngine implements AutoCloseable {
             .build();
     UMBPNamespace namespace = new UMBPNamespace("replay");
     for (int rank = 0; rank < settings.ranks(); rank++) {
-      RankTopology topology = RankTopology.tensorParallel(rank, settings.ranks());
-      KVLayoutDescriptor layout = GpuRank.layout(settings, topology);
-      ranks.add(new GpuRank(gpu, runtime, namespace, layout, blocks));
+      KVLayoutDescriptor layout = cache.describe(rank, blocks);
+      ranks.add(new GpuRank(gpu, runtime, namespace, cache, layout, blocks));
     }
-    RankTopology topology = RankTopology.tensorParallel(0, settings.ranks());
-    KVLayoutDescriptor layout = GpuRank.layout(settings, topology);
-    UMBPSchedulerHandle handle = runtime.createSchedulerHandle(namespace, topology, layout);
-    scheduler =
-        new SchedulerConnector(
-            handle, new BlockIdentityCodec(namespace, topology), layout, Trace.BLOCK_TOKENS);
+    RankTopology own = RankTopology.tensorParallel(0, settings.ranks());
+    scheduler = new SchedulerConnector(runtime, own, cache.blockSize());
+    scheduler.adopt(ranks.stream().map(rank -> rank.connector().handshake()).toList());
   }
 
-  /** As many blocks as the requests in flight may need, or what fits; never less than one needs. */
+  /**
+   * As many blocks as the requests in flight may need, or what fits; never less than one needs. All
+   * groups draw from the same blocks, as they may share tensors.
+   */
   private int gpuBlocks() {
-    long longest = Math.max(1, trace.longestRequest());
-    long blockBytes = settings.objectBytes() * settings.ranks();
+    long groups = cache.groupCount();
+    long longest = Math.max(1, trace.longestRequest()) * groups;
+    long blockBytes = deviceBlockBytes();
     long wanted = longest * Math.min(settings.concurrency(), trace.requests().size());
     long blocks = Math.max(longest, Math.min(wanted, GPU_BYTES / blockBytes));
     long limit = Runtime.getRuntime().maxMemory();
-    if (blocks > limit / 2 / blockBytes) {
+    if (blocks > Math.min(Integer.MAX_VALUE, limit / 2 / blockBytes)) {
       throw new BadInputException(
           "the longest request has %d blocks of %d bytes on %d ranks, too many for a JVM of %d"
-              + " bytes; lower --layer-bytes, --layers or --tp, or raise -Xmx",
-          longest, settings.objectBytes(), settings.ranks(), limit);
+              + " bytes; %s, or raise -Xmx",
+          longest / groups, cache.blockBytes(), settings.ranks(), limit, settings.remedy());
     }
     return (int) blocks;
+  }
+
+  /** Bytes of one block of all tensors on all ranks. */
+  private long deviceBlockBytes() {
+    long sum = 0;
+    for (TensorSketch tensor : cache.tensors()) {
+      sum += new TensorMap(tensor, cache.blockSize(), 1).sizeBytes();
+    }
+    return sum * settings.ranks();
   }
 
   /** Serves all requests. */
@@ -161,7 +175,7 @@ final class ReplayEngine implements AutoCloseable {
     boolean hasMoved = false;
     while (nextRequest < trace.requests().size() && sessions.size() < settings.concurrency()) {
       Trace.Request request = trace.requests().get(nextRequest);
-      if (request.fullBlocks() > freeCount) {
+      if ((long) request.fullBlocks() * cache.groupCount() > freeCount) {
         break;
       }
       admit(request);
@@ -176,13 +190,13 @@ final class ReplayEngine implements AutoCloseable {
     report.inputTokens += request.inputTokens();
     report.lookupBlocks += request.usableBlocks();
     long before = System.nanoTime();
-    LoadSpec spec = scheduler.lookup(id, request.inputTokens(), hashes, 0);
+    LoadSpec spec = scheduler.lookup(id, request.tokens(cache.blockSize()), hashes, 0);
     report.lookupNanos.recordValue(System.nanoTime() - before);
     Session session =
         new Session(id, request, takeBlocks(request.fullBlocks()), trace.shortHashes(request));
     sessions.put(id, session);
     scheduler.admit(id, spec.tokensToLoad(), session.blockIds);
-    session.loadedBlocks = spec.tokensToLoad() / Trace.BLOCK_TOKENS;
+    session.loadedBlocks = spec.tokensToLoad() / cache.blockSize();
     if (session.loadedBlocks > 0) {
       for (GpuRank rank : ranks) {
         rank.spoil(session.blockIds, session.loadedBlocks);
@@ -193,21 +207,23 @@ final class ReplayEngine implements AutoCloseable {
     }
   }
 
-  private int[] takeBlocks(int count) {
-    int[] taken = new int[count];
-    for (int i = 0; i < count; i++) {
-      taken[i] = freeBlocks[--freeCount];
+  private int[][] takeBlocks(int count) {
+    int[][] taken = new int[cache.groupCount()][count];
+    for (int[] ofGroup : taken) {
+      for (int i = 0; i < count; i++) {
+        ofGroup[i] = freeBlocks[--freeCount];
+      }
     }
     return taken;
   }
 
   private void compute(Session session, int firstBlock) {
-    if (firstBlock < session.blockIds.length) {
+    if (firstBlock < session.hashes.length) {
       for (GpuRank rank : ranks) {
         rank.prefill(session.blockIds, session.hashes, firstBlock);
       }
     }
-    scheduler.planStores(session.id, session.request.inputTokens());
+    scheduler.planStores(session.id, session.request.tokens(cache.blockSize()));
     computed.add(session);
   }
 
@@ -269,39 +285,45 @@ final class ReplayEngine implements AutoCloseable {
     if (session == null) {
       throw new IllegalStateException("a load ended for no request in flight: " + result);
     }
-    int failed = result.failedBlocks().size();
-    report.failedKeys += failed;
-    report.loadedBytes += (session.loadedBlocks - failed) * settings.objectBytes();
+    report.failedKeys += result.failedBlocks().size();
+    report.loadedBytes += session.loadedBlocks * cache.blockBytes();
+    for (FailedBlock failed : result.failedBlocks()) {
+      report.loadedBytes -= cache.objectBytes(failed.groupId());
+    }
     if (settings.verification() == ReplaySettings.Verification.ALL) {
       verify(rank, session, result.failedBlocks());
     }
     OptionalInt validTokens = scheduler.loadFinished(result);
     if (validTokens.isPresent()) {
       report.loadNanos.recordValue(System.nanoTime() - session.loadStart);
-      int validBlocks = validTokens.getAsInt() / Trace.BLOCK_TOKENS;
+      int validBlocks = validTokens.getAsInt() / cache.blockSize();
       report.hitBlocks += validBlocks;
       compute(session, validBlocks);
     }
   }
 
-  private void verify(GpuRank rank, Session session, List<FailedBlock> failed) {
-    int nextFailed = 0;
-    for (int i = 0; i < session.loadedBlocks; i++) {
-      int blockId = session.blockIds[i];
-      if (nextFailed < failed.size() && failed.get(nextFailed).blockId() == blockId) {
-        nextFailed++;
-      } else {
-        report.checkedBytes += settings.objectBytes();
-        report.corruptBytes += rank.wrongBytes(blockId, session.hashes[i]);
+  private void verify(GpuRank rank, Session session, List<FailedBlock> failedBlocks) {
+    Set<FailedBlock> failed = Set.copyOf(failedBlocks);
+    for (int group = 0; group < session.blockIds.length; group++) {
+      long objectBytes = cache.objectBytes(group);
+      for (int i = 0; i < session.loadedBlocks; i++) {
+        int blockId = session.blockIds[group][i];
+        if (failed.isEmpty() || !failed.contains(new FailedBlock(group, blockId))) {
+          report.checkedBytes += objectBytes;
+          report.corruptBytes += rank.wrongBytes(group, blockId, session.hashes[i]);
+        }
       }
     }
   }
 
   private void end(Session session) {
-    scheduler.touch(session.id, session.request.inputTokens());
+    scheduler.touch(session.id, session.request.tokens(cache.blockSize()));
     scheduler.finish(session.id);
-    for (int i = session.blockIds.length - 1; i >= 0; i--) {
-      freeBlocks[freeCount++] = session.blockIds[i];
+    for (int group = session.blockIds.length - 1; group >= 0; group--) {
+      int[] ofGroup = session.blockIds[group];
+      for (int i = ofGroup.length - 1; i >= 0; i--) {
+        freeBlocks[freeCount++] = ofGroup[i];
+      }
     }
     sessions.remove(session.id);
     report.requests++;
@@ -324,15 +346,16 @@ final class ReplayEngine implements AutoCloseable {
     }
     PoolStats pool = runtime.stats();
     report.storedObjects = pool.storedObjects();
-    report.storedBlocks = pool.storedObjects() / settings.ranks();
-    report.storedBytes = pool.storedObjects() * settings.objectBytes();
+    report.storedBlocks = pool.storedObjects() / cache.objectsPerBlock();
+    report.storedBytes = pool.storedBytes();
     report.evictedObjects = pool.evictedObjects();
     require(pool.leases() == 0, "%d leases are left", pool.leases());
     require(pool.unpublishedObjects() == 0, "%d stores are in flight", pool.unpublishedObjects());
     require(pool.doubleReleases() == 0, "%d leases were released twice", pool.doubleReleases());
     require(
         pool.usedBytes() + pool.freeBytes() == pool.capacityBytes()
-            && pool.usedBytes() == pool.publishedObjects() * settings.objectBytes(),
+            && pool.usedBytes() >= pool.publishedObjects() * cache.smallestObjectBytes()
+            && pool.usedBytes() <= pool.publishedObjects() * cache.largestObjectBytes(),
         "%d bytes used by %d objects, %d free, capacity %d",
         pool.usedBytes(),
         pool.publishedObjects(),
@@ -362,6 +385,7 @@ final class ReplayEngine implements AutoCloseable {
 
   @Override
   public void close() {
+    scheduler.close();
     CloseResult result = runtime.close(CLOSE_BOUND);
     require(result.isClean(), "the pool was not closed cleanly: %s", result);
     gpu.close();

@@ -6,9 +6,7 @@ import io.umbp.api.spi.KVCopyEngine;
  * How a trace is replayed. Immutable.
  *
  * @param poolBytes capacity of the pool in bytes, {@link Long#MAX_VALUE} for no limit
- * @param ranks tensor-parallel ranks
- * @param layers layers of each rank
- * @param layerBytes bytes of one block in one layer
+ * @param cache what each tensor-parallel rank keeps for the blocks
  * @param concurrency requests in flight
  * @param failRate probability that a copied row fails
  * @param seed where the choice of failing rows starts
@@ -16,9 +14,7 @@ import io.umbp.api.spi.KVCopyEngine;
  */
 record ReplaySettings(
     long poolBytes,
-    int ranks,
-    int layers,
-    int layerBytes,
+    EngineCache cache,
     int concurrency,
     double failRate,
     long seed,
@@ -37,34 +33,37 @@ record ReplaySettings(
 
   /** Refuses what cannot be run. */
   ReplaySettings {
-    require("--tp", ranks, MAX_RANKS);
-    require("--layers", layers, Integer.MAX_VALUE);
-    require("--layer-bytes", layerBytes, Integer.MAX_VALUE);
-    require("--concurrency", concurrency, Integer.MAX_VALUE);
+    requireCount("--concurrency", concurrency, Integer.MAX_VALUE);
     if (!(failRate >= 0 && failRate <= 1)) {
       throw new BadInputException("--fail-rate is %s, allowed are 0 to 1", failRate);
     }
-    long objectBytes = (long) layers * layerBytes;
-    if (objectBytes > KVCopyEngine.MAX_SLAB_BYTES) {
+    if (cache.largestObjectBytes() > KVCopyEngine.MAX_SLAB_BYTES) {
       throw new BadInputException(
-          "--layers %d of --layer-bytes %d make blocks of %d bytes, allowed are at most %d",
-          layers, layerBytes, objectBytes, KVCopyEngine.MAX_SLAB_BYTES);
+          "an object of %s has %d bytes, allowed are at most %d",
+          cache.model().name(), cache.largestObjectBytes(), KVCopyEngine.MAX_SLAB_BYTES);
     }
-    if (poolBytes < objectBytes) {
+    if (poolBytes < cache.blockBytes()) {
       throw new BadInputException(
           "a pool of %d bytes holds no block, a block of a rank has %d bytes",
-          poolBytes, objectBytes);
+          poolBytes, cache.blockBytes());
     }
   }
 
-  private static void require(String option, int value, int limit) {
+  /** Refuses a number that is not in [1, limit]. */
+  static void requireCount(String option, int value, int limit) {
     if (value < 1 || value > limit) {
       throw new BadInputException("%s is %d, allowed are 1 to %d", option, value, limit);
     }
   }
 
-  /** Bytes of one block on one rank. */
-  long objectBytes() {
-    return (long) layers * layerBytes;
+  int ranks() {
+    return cache.ranks();
+  }
+
+  /** What to change when there is too little memory. */
+  String remedy() {
+    return cache.hasTokens()
+        ? "raise --scale, lower --block-size or --tp"
+        : "lower --layer-bytes, --layers or --tp";
   }
 }

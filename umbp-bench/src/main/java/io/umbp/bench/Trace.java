@@ -67,10 +67,30 @@ final class Trace {
       return Math.min(inputTokens / BLOCK_TOKENS, blocks.length);
     }
 
+    /**
+     * Returns the prompt's length for an engine with blocks of another size.
+     *
+     * @param blockTokens tokens in a block of the engine, at least 2
+     */
+    int tokens(int blockTokens) {
+      return Trace.tokens(inputTokens, blockTokens);
+    }
+
     /** Full blocks that do not hold the last token. */
     int usableBlocks() {
       return Math.min((inputTokens - 1) / BLOCK_TOKENS, blocks.length);
     }
+  }
+
+  /**
+   * Turns a length of the trace into one with as many full blocks of another size, and a rest when
+   * there was one.
+   */
+  static int tokens(int inputTokens, int blockTokens) {
+    int rest = inputTokens % BLOCK_TOKENS;
+    return Math.addExact(
+        Math.multiplyExact(inputTokens / BLOCK_TOKENS, blockTokens),
+        blockTokens == BLOCK_TOKENS ? rest : Math.min(rest, blockTokens - 1));
   }
 
   private Trace(String name, List<Request> requests, byte[] hashes) {

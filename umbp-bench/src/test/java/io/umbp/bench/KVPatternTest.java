@@ -10,7 +10,7 @@ import org.junit.jupiter.api.Test;
 class KVPatternTest {
   private static byte[] page(int bytes, int rank, int layer, long hash) {
     byte[] page = new byte[bytes];
-    KVPattern.fill(page, rank, layer, hash);
+    KVPattern.fill(page, bytes, rank, layer, hash);
     return page;
   }
 

@@ -1,5 +1,6 @@
 package io.umbp.testkit;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -16,6 +17,7 @@ import io.umbp.api.KVRange;
 import io.umbp.api.KVRegion;
 import io.umbp.api.KeyOutcome;
 import io.umbp.api.KeyReason;
+import io.umbp.api.ObjectReach;
 import io.umbp.api.RankTopology;
 import io.umbp.api.TransferJobState;
 import io.umbp.api.TransferJobState.Status;
@@ -27,6 +29,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.TreeMap;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CyclicBarrier;
@@ -34,7 +37,10 @@ import org.junit.jupiter.api.DisplayName;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 
-/** Rules 7 and 8: what is refused at the door, and how the doors close. */
+/**
+ * Rules 7 and 8: what is refused at the door, and how the doors close; and what comes in by several
+ * doors at once.
+ */
 abstract class RuntimeDoorRules extends RuntimePoolRules {
   private static final Duration BOUND = Duration.ofMillis(500);
 
@@ -241,6 +247,124 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
   }
 
   @Test
+  @DisplayName("rule 7: a namespace keeps its manifest, and another text for it is refused")
+  void manifests() {
+    UMBPRuntime runtime = fixture(4 * ToyEngine.OBJECT_BYTES, TIMEOUT).runtime();
+    UMBPNamespace one = new UMBPNamespace("one");
+    UMBPNamespace other = new UMBPNamespace("other");
+    Map<UMBPNamespace, String> none = runtime.manifests();
+    assertEquals(Map.of(), none);
+    runtime.describeNamespace(one, "model m");
+    runtime.describeNamespace(other, "model m");
+    runtime.describeNamespace(one, "model m");
+    refusedNaming(() -> runtime.describeNamespace(one, "model n"), "one");
+    assertEquals(Map.of(one, "model m", other, "model m"), runtime.manifests());
+    assertEquals(Map.of(), none, "a snapshot does not change");
+  }
+
+  @Test
+  @DisplayName("rule 7: KV that may be foreign is rejected by a namespace that is not for it")
+  void foreignKV() {
+    RuntimeFixture fixture = fixture(4 * ToyEngine.OBJECT_BYTES, TIMEOUT);
+    ToyEngine own = engine(fixture);
+    own.put(1);
+    ToyEngine foreign = foreignEngine(fixture, ToyEngine.NAMESPACE);
+    foreign.fill(3, 2);
+    TransferJobState stored = foreign.finish(foreign.store(3, 2, 1));
+    for (int key = 0; key < 2; key++) {
+      assertEquals(KeyOutcome.REJECTED, stored.outcome(key), stored::toString);
+      assertEquals(KeyReason.FOREIGN_KV, stored.reason(key), stored::toString);
+    }
+    assertEquals(0, foreign.worker.publish(stored));
+    assertArrayEquals(new boolean[] {true, false}, own.lookup(1, 2));
+    assertEquals(ToyEngine.OBJECT_BYTES, fixture.counts().usedBytes());
+
+    assertStatus(Status.COMPLETED, foreign.finish(foreign.load(10, 1)));
+    foreign.assertHolds(10, 1);
+  }
+
+  @Test
+  @DisplayName("rule 7: a namespace for foreign KV takes it, and shares none with the plain one")
+  void foreignNamespace() {
+    RuntimeFixture fixture = fixture(4 * ToyEngine.OBJECT_BYTES, TIMEOUT);
+    ToyEngine own = engine(fixture);
+    ToyEngine foreign = foreignEngine(fixture, ToyEngine.NAMESPACE.foreign());
+    foreign.put(2);
+    assertTrue(foreign.isVisible(2));
+    assertEquals(0, own.hit(2));
+    assertStatus(Status.COMPLETED, foreign.finish(foreign.load(10, 2)));
+    foreign.assertHolds(10, 2);
+  }
+
+  @Test
+  @DisplayName("rule 7: the engine's own KV is refused by a namespace for foreign KV")
+  void ownKVInForeignNamespace() {
+    RuntimeFixture fixture = fixture(4 * ToyEngine.OBJECT_BYTES, TIMEOUT);
+    ToyEngine foreign = foreignEngine(fixture, ToyEngine.NAMESPACE.foreign());
+    assertTrue(foreign.worker.unregisterBuffers(TIMEOUT));
+    refusedNaming(
+        () -> foreign.worker.registerBuffers(foreign.tensors), ToyEngine.NAMESPACE.foreign());
+    refused(Reason.NOT_REGISTERED, () -> foreign.store(3, 2));
+  }
+
+  /** One of two tensor-parallel ranks whose group 0 is the same on both; group 1 is not. */
+  private ToyEngine halfReplicated(RuntimeFixture fixture, int tpRank) {
+    KVLayoutDescriptor plain =
+        ToyEngine.layout(
+            RankTopology.tensorParallel(tpRank, 2), ToyEngine.STRIDE, ToyEngine.PAYLOAD, 0, 1);
+    KVLayoutDescriptor layout =
+        new KVLayoutDescriptor(plain.regions(), plain.topology(), Set.of(0), plain.format());
+    ToyEngine engine = engine(fixture, ToyEngine.NAMESPACE, layout);
+    assumeTrue(
+        engine.worker.reach() == ObjectReach.EVERY_RANK, "each rank has a pool of its own here");
+    return engine;
+  }
+
+  @Test
+  @DisplayName(
+      "rule 3: what all tensor-parallel ranks share is one object, and each of them has it")
+  void replicatedObjects() {
+    RuntimeFixture fixture = fixture(8 * ToyEngine.PAYLOAD, TIMEOUT);
+    ToyEngine rank0 = halfReplicated(fixture, 0);
+    ToyEngine rank1 = halfReplicated(fixture, 1);
+    BlockKeys both = rank0.keys(new int[] {0, 1}, new int[] {5, 5});
+    assertEquals("umbp:vllm:v1:contract:tp*:pcp0:dcp0:pp0:g0:" + both.hashes().get(0), both.get(0));
+    rank0.fill(3, 5);
+    rank0.fill(4, 5);
+    assertEquals(
+        2, rank0.worker.publish(rank0.finish(rank0.store(3, both, DeviceFence.hostComplete()))));
+
+    BlockKeys bothOnRank1 = rank1.keys(new int[] {0, 1}, new int[] {5, 5});
+    assertArrayEquals(new boolean[] {true, false}, rank1.scheduler.lookup(bothOnRank1));
+    assertArrayEquals(
+        new boolean[] {true, true, false},
+        rank1.scheduler.lookup(both.onRanks(rank1.layout.topology().allNamespaces())));
+    TransferJobState loaded = rank1.finish(rank1.load(10, bothOnRank1, DeviceFence.hostComplete()));
+    assertEquals(KeyOutcome.COMPLETED, loaded.outcome(0), loaded::toString);
+    assertEquals(KeyOutcome.MISS, loaded.outcome(1), loaded::toString);
+    rank1.assertHolds(0, 10, 5);
+
+    rank1.fill(3, 5);
+    rank1.fill(4, 5);
+    TransferJobState again = rank1.finish(rank1.store(3, bothOnRank1, DeviceFence.hostComplete()));
+    assertEquals(1, rank1.worker.publish(again), "the shared one is there already");
+    assertEquals(3 * ToyEngine.PAYLOAD, fixture.counts().usedBytes());
+    assertEquals(3, rank0.scheduler.clear().removed());
+    assertArrayEquals(new boolean[2], rank1.scheduler.lookup(bothOnRank1));
+  }
+
+  @Test
+  @DisplayName("rule 7: keys that replicate other groups than the layout are refused")
+  void keysOfOtherReplication() {
+    RuntimeFixture fixture = fixture(8 * ToyEngine.PAYLOAD, TIMEOUT);
+    ToyEngine engine = halfReplicated(fixture, 1);
+    refusesTransfer(engine, engine.keys(5).replicating(Set.of()), 10, "[]", "[0]");
+    refusesTransfer(engine, engine.keys(5).replicating(Set.of(1)), 10, "[1]", "[0]");
+    engine.assertUntouched(10);
+    assertEquals(0, fixture.counts().usedBytes());
+  }
+
+  @Test
   @DisplayName("rule 7: questions about layers are for loads and known layers")
   void badLayerQuestions() {
     ToyEngine engine = engine(4);
@@ -286,7 +410,9 @@ abstract class RuntimeDoorRules extends RuntimePoolRules {
             () -> engine.load(10, 0),
             () -> engine.store(10, 0),
             () -> engine.worker.publish(stored),
-            () -> engine.worker.registerBuffers(engine.tensors));
+            () -> engine.worker.registerBuffers(engine.tensors),
+            () -> runtime.describeNamespace(ToyEngine.NAMESPACE, "model m"),
+            () -> runtime.manifests());
     for (Executable call : calls) {
       refused(Reason.CLOSED, call);
     }

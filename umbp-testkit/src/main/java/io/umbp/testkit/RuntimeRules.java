@@ -7,7 +7,9 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.KVOrigin;
 import io.umbp.api.RankTopology;
+import io.umbp.api.RegistrationOptions;
 import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
@@ -61,7 +63,18 @@ abstract class RuntimeRules {
 
   ToyEngine engine(
       RuntimeFixture fixture, UMBPNamespace namespace, KVLayoutDescriptor layout, int blocks) {
-    ToyEngine engine = ToyEngine.open(fixture, namespace, layout, blocks);
+    return watched(ToyEngine.open(fixture, namespace, layout, blocks));
+  }
+
+  /** Opens an engine whose buffers may hold KV that another writer made. */
+  ToyEngine foreignEngine(RuntimeFixture fixture, UMBPNamespace namespace) {
+    KVLayoutDescriptor layout = ToyEngine.layout(RankTopology.single());
+    RegistrationOptions options =
+        RegistrationOptions.ownWriter().withOrigin(KVOrigin.MAY_BE_FOREIGN);
+    return watched(ToyEngine.open(fixture, namespace, layout, ToyEngine.BLOCKS, options));
+  }
+
+  private ToyEngine watched(ToyEngine engine) {
     engines.add(engine);
     return engine;
   }

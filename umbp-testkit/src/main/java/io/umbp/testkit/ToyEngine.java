@@ -13,6 +13,7 @@ import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KVRegion;
 import io.umbp.api.KeyOutcome;
 import io.umbp.api.RankTopology;
+import io.umbp.api.RegistrationOptions;
 import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
@@ -76,6 +77,15 @@ final class ToyEngine {
   /** Opens an engine whose buffers are registered and hold canaries. */
   static ToyEngine open(
       RuntimeFixture fixture, UMBPNamespace namespace, KVLayoutDescriptor layout, int blocks) {
+    return open(fixture, namespace, layout, blocks, RegistrationOptions.ownWriter());
+  }
+
+  static ToyEngine open(
+      RuntimeFixture fixture,
+      UMBPNamespace namespace,
+      KVLayoutDescriptor layout,
+      int blocks,
+      RegistrationOptions options) {
     ToyEngine engine = new ToyEngine(fixture, namespace, layout, blocks);
     for (KVRegion region : layout.regions()) {
       KVCacheTensor tensor =
@@ -85,7 +95,7 @@ final class ToyEngine {
     for (int block = 0; block < blocks; block++) {
       engine.clean(block);
     }
-    engine.worker.registerBuffers(engine.tensors);
+    engine.worker.registerBuffers(engine.tensors, options);
     return engine;
   }
 
@@ -121,7 +131,8 @@ final class ToyEngine {
   }
 
   BlockKeys keys(int[] groupIds, int[] contents) {
-    return BlockKeys.of(namespace, layout.topology().localNamespace(), groupIds, hashes(contents));
+    return BlockKeys.of(namespace, layout.topology().localNamespace(), groupIds, hashes(contents))
+        .replicating(layout.replicatedGroups());
   }
 
   static BlockHashes hashes(int... contents) {
@@ -169,13 +180,17 @@ final class ToyEngine {
 
   void assertHolds(int block, int content) {
     for (int layer = 0; layer < layout.regions().size(); layer++) {
-      byte[] expected = new byte[(int) layout.regions().get(layer).blockStride()];
-      Arrays.fill(expected, CANARY);
-      byte[] payload = pattern(layer, content);
-      System.arraycopy(payload, 0, expected, 0, payload.length);
-      assertArrayEquals(
-          expected, read(layer, block), "block " + block + " of " + layout.regions().get(layer));
+      assertHolds(layer, block, content);
     }
+  }
+
+  void assertHolds(int layer, int block, int content) {
+    byte[] expected = new byte[(int) layout.regions().get(layer).blockStride()];
+    Arrays.fill(expected, CANARY);
+    byte[] payload = pattern(layer, content);
+    System.arraycopy(payload, 0, expected, 0, payload.length);
+    assertArrayEquals(
+        expected, read(layer, block), "block " + block + " of " + layout.regions().get(layer));
   }
 
   void assertUntouched(int block) {

@@ -5,6 +5,7 @@ import io.umbp.api.BlockKeys;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KVRegion;
 import io.umbp.api.UMBPException;
+import io.umbp.api.UMBPNamespace;
 import io.umbp.core.identity.BlockIdentityCodec;
 import io.umbp.core.request.RequestTracker;
 import java.util.function.IntUnaryOperator;
@@ -25,18 +26,19 @@ final class BlockRows {
     private final int hashUnit;
     private final int step;
     private final int alignment;
+    private final int keysPerAlignment;
+    private final BlockIdentityCodec codec;
 
     /**
      * Reads the groups of a layout.
      *
+     * @param namespace the namespace of their keys
      * @param layout one block size a group
-     * @param hashUnit tokens of one block hash; divides every block size
+     * @param hashUnit tokens of one block hash, above 0; divides every block size
      */
-    Groups(KVLayoutDescriptor layout, int hashUnit) {
-      if (hashUnit <= 0) {
-        throw UMBPException.invalid("the hash unit of %d tokens must be > 0", hashUnit);
-      }
+    Groups(UMBPNamespace namespace, KVLayoutDescriptor layout, int hashUnit) {
       this.hashUnit = hashUnit;
+      codec = new BlockIdentityCodec(namespace, layout);
       ids = layout.groupIds();
       blockSizes = new int[ids.length];
       int gcd = 0;
@@ -53,9 +55,16 @@ final class BlockRows {
       }
       step = gcd;
       alignment = lcm;
+      int keys = 0;
+      for (int i = 0; i < ids.length; i++) {
+        int blocks = alignment / blockSizes[i];
+        keys = Math.addExact(keys, Math.multiplyExact(blocks, codec.keysPerObject(ids[i])));
+      }
+      keysPerAlignment = keys;
     }
 
-    private static int blockSize(KVLayoutDescriptor layout, int groupId) {
+    /** The block size of a group, in tokens, which must be the same in all its layers. */
+    static int blockSize(KVLayoutDescriptor layout, int groupId) {
       int size = 0;
       for (KVRegion region : layout.regions()) {
         if (region.groupId() == groupId) {
@@ -74,23 +83,28 @@ final class BlockRows {
       return b == 0 ? a : gcd(b, a % b);
     }
 
-    int count() {
-      return ids.length;
-    }
-
     /** Tokens after which blocks of all groups end. */
     int alignment() {
       return alignment;
     }
 
-    /** Tokens that the given hashes cover. */
-    int hashedTokens(BlockHashes hashes) {
-      return (int) Math.min(Integer.MAX_VALUE, (long) hashes.size() * hashUnit);
+    /** Tokens whose keys on all ranks are among the leading ones of a lookup. */
+    int tokensOf(int leadingKeys) {
+      return leadingKeys / keysPerAlignment * alignment;
     }
 
     /** The largest count of tokens that divides all block sizes. */
     int step() {
       return step;
+    }
+
+    /** Refuses a request with block tables for more or fewer groups than there are. */
+    void checkCount(String requestId, int tables) {
+      if (tables != ids.length) {
+        throw UMBPException.invalid(
+            "request '%s' has blocks of %d KV cache groups, the layout has %d",
+            requestId, tables, ids.length);
+      }
     }
 
     /** Refuses a request whose block tables are shorter than its tokens. */
@@ -104,11 +118,6 @@ final class BlockRows {
               requestId, given, ids[i], tokens, needed);
         }
       }
-    }
-
-    /** Blocks of all groups in {@link #alignment()} tokens. */
-    int rowsPerAlignment() {
-      return rowsBetween(0, alignment);
     }
 
     private int rowsBetween(int fromTokens, int toTokens) {
@@ -182,12 +191,12 @@ final class BlockRows {
     return groupIds;
   }
 
-  BlockKeys localKeys(BlockIdentityCodec codec, BlockHashes all) {
-    return codec.localKeys(groupIds(), hashes(all));
+  BlockKeys localKeys(BlockHashes all) {
+    return groups.codec.localKeys(groupIds(), hashes(all));
   }
 
-  BlockKeys allRankKeys(BlockIdentityCodec codec, BlockHashes all) {
-    return codec.allRankKeys(groupIds(), hashes(all));
+  BlockKeys allRankKeys(BlockHashes all) {
+    return groups.codec.allRankKeys(groupIds(), hashes(all));
   }
 
   /** The engine's block of each row. */

@@ -5,30 +5,39 @@ import io.umbp.api.BlockHashes;
 import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockLoadBatch;
 import io.umbp.api.BlockStoreBatch;
-import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.LoadSpec;
+import io.umbp.api.RankTopology;
 import io.umbp.api.StoreEventResult;
 import io.umbp.api.StoreEventResult.StoredObject;
 import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPException;
+import io.umbp.api.UMBPHandshakeMetadata;
+import io.umbp.api.UMBPRuntime;
 import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.core.connector.BlockRows.Groups;
 import io.umbp.core.connector.LoadResult.FailedBlock;
-import io.umbp.core.identity.BlockIdentityCodec;
 import io.umbp.core.request.RequestTracker;
 import java.util.ArrayList;
+import java.util.Collection;
 import java.util.HashMap;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
+import java.util.Optional;
 import java.util.OptionalInt;
 import org.jspecify.annotations.Nullable;
 
 /**
  * The scheduler's front door: decides for each request which blocks to load and which to store, and
  * learns from the workers how that ended. Single-writer.
+ *
+ * <p>Namespace and layout come from the workers ({@link #adopt}). An engine may start before: until
+ * then every lookup is a miss, nothing is loaded or stored, and the blocks that requests are given
+ * are only noted. What they have computed by then is stored with the first {@link #planStores}
+ * after the adoption.
  *
  * <p>The way of a request: {@link #lookup}, then {@link #admit} with its blocks; {@link
  * #planStores} as its tokens are computed; one {@link #takeStep} an engine step, whose result every
@@ -38,17 +47,21 @@ import org.jspecify.annotations.Nullable;
  * <p>The engine keeps the blocks of a load until every rank has reported it, and those of a store
  * until its event has ended, also when the request is finished before.
  */
-public final class SchedulerConnector {
-  private final UMBPSchedulerHandle handle;
-  private final BlockIdentityCodec codec;
-  private final Groups groups;
-  private final int rankCount;
+public final class SchedulerConnector implements AutoCloseable {
+  private final UMBPRuntime runtime;
+  private final RankTopology topology;
+  private final int hashUnit;
   private final Map<String, Request> requests = new HashMap<>();
   private final Map<String, Load> dueLoads = new LinkedHashMap<>();
   private final Map<String, Request> dueStores = new LinkedHashMap<>();
   private final Map<String, Load> orphans = new HashMap<>();
   private final Map<Long, StoreEvent> events = new HashMap<>();
+  private @Nullable Adopted adopted;
+  private boolean isClosed;
   private long nextEvent;
+
+  /** What the workers agree on, and the store that has it. */
+  private record Adopted(Handshake handshake, UMBPSchedulerHandle handle, Groups groups) {}
 
   /** What is known of a request from its first lookup to its end. */
   private static final class Request {
@@ -96,30 +109,82 @@ public final class SchedulerConnector {
   }
 
   /**
-   * Creates the connector of one scheduler.
+   * Creates the connector of one scheduler, which waits for its workers.
    *
-   * @param handle the store; borrowed, closed by the caller
-   * @param codec namespace and ranks of the engine
-   * @param layout the layout of the KV objects; its block sizes may differ by group
-   * @param hashUnit tokens of one block hash, above 0; divides every block size
+   * @param runtime the store; borrowed, closed by the caller
+   * @param topology the scheduler's own place; its sizes say which ranks there are
+   * @param hashUnit tokens of one block hash, above 0; must divide every block size
    */
-  public SchedulerConnector(
-      UMBPSchedulerHandle handle,
-      BlockIdentityCodec codec,
-      KVLayoutDescriptor layout,
-      int hashUnit) {
-    this.handle = handle;
-    this.codec = codec;
-    this.groups = new Groups(layout, hashUnit);
-    this.rankCount = codec.topology().rankCount();
+  public SchedulerConnector(UMBPRuntime runtime, RankTopology topology, int hashUnit) {
+    if (hashUnit <= 0) {
+      throw UMBPException.invalid("the hash unit of %d tokens must be > 0", hashUnit);
+    }
+    this.runtime = runtime;
+    this.topology = topology;
+    this.hashUnit = hashUnit;
+  }
+
+  /**
+   * Takes over the namespace and the layout that the workers have derived, and from then on looks
+   * up, loads and stores under them. A manifest among the reports is kept at the runtime. The ranks
+   * must agree in namespace, manifest, format, KV cache groups, their block sizes and which of them
+   * are replicated; those of one pipeline stage also in names, groups, sizes and shapes of their
+   * layers' pages. Strides and page segments are each rank's own.
+   *
+   * <p>May be repeated when a worker was restarted: the same reports change nothing.
+   *
+   * @param reports one of each rank ({@link WorkerConnector#handshake}), in any order
+   * @throws UMBPException INVALID_ARGUMENT when a rank is missing, there twice, or of an engine of
+   *     other sizes; when two ranks disagree, naming them, the field and both values; when the
+   *     reports differ from those adopted; when the hash unit does not divide every block size; or
+   *     when the runtime refuses the layout or the manifest. CLOSED when this connector or the
+   *     runtime is. Nothing was adopted
+   */
+  public void adopt(Collection<UMBPHandshakeMetadata> reports) {
+    checkOpen();
+    Handshake handshake = Handshake.of(topology, reports);
+    if (adopted != null) {
+      adopted.handshake.checkSame(handshake);
+      return;
+    }
+    UMBPHandshakeMetadata own = handshake.report(topology.localNamespace());
+    Groups groups = new Groups(own.namespace(), own.layout(), hashUnit);
+    if (!handshake.manifest().isEmpty()) {
+      runtime.describeNamespace(own.namespace(), handshake.manifest());
+    }
+    UMBPSchedulerHandle handle =
+        runtime.createSchedulerHandle(own.namespace(), topology, own.layout());
+    adopted = new Adopted(handshake, handle, groups);
+  }
+
+  /**
+   * Returns the handle under which this connector looks up, for clearing the namespace and for the
+   * keys that were evicted.
+   *
+   * @return the handle, borrowed until {@link #close}; empty before the adoption
+   */
+  public Optional<UMBPSchedulerHandle> store() {
+    return Optional.ofNullable(adopted).map(Adopted::handle);
+  }
+
+  /**
+   * Explains a hit rate of 0: says in what the manifest of this engine's namespace differs from
+   * those of the other namespaces that the runtime keeps.
+   *
+   * @return one line for each field that differs, ordered by namespace; empty before the adoption
+   *     and when there is no other namespace
+   * @throws UMBPException CLOSED when the runtime is closed
+   */
+  public List<String> explainNamespace() {
+    return adopted == null ? List.of() : adopted.handshake.explain(runtime.manifests());
   }
 
   /**
    * Looks how far the store continues a request's prefix: the leading run of blocks that are
    * present in all groups on all ranks. Hits come in the least common multiple of the groups' block
    * sizes and leave at least the last token to compute. May be repeated until the request is
-   * admitted. While a load of an earlier request of the same id is under way there is nothing to
-   * load.
+   * admitted. There is nothing to load before the adoption, nor while a load of an earlier request
+   * of the same id is under way.
    *
    * @param requestId the request
    * @param tokenCount its tokens, at least 0
@@ -128,7 +193,7 @@ public final class SchedulerConnector {
    *     aligned to all block sizes nothing is loaded
    * @return the run's end as external tokens; equal to the local tokens when there is nothing to
    *     load
-   * @throws UMBPException INVALID_ARGUMENT when a load of the request is still running
+   * @throws UMBPException INVALID_ARGUMENT when a load of the request is still running; CLOSED
    */
   public LoadSpec lookup(String requestId, int tokenCount, BlockHashes hashes, int localTokens) {
     if (tokenCount < 0 || localTokens < 0) {
@@ -136,6 +201,7 @@ public final class SchedulerConnector {
           "request '%s' has %d tokens, %d of them local; both must be >= 0",
           requestId, tokenCount, localTokens);
     }
+    checkOpen();
     Request request = requests.get(requestId);
     if (request == null) {
       request = new Request(requestId, hashes);
@@ -144,7 +210,7 @@ public final class SchedulerConnector {
       throw UMBPException.invalid("request '%s' still loads blocks", requestId);
     }
     request.hashes = hashes;
-    request.storeTo = Math.min(request.storeTo, groups.hashedTokens(hashes));
+    request.storeTo = Math.min(request.storeTo, hashedTokens(hashes));
     LoadSpec spec =
         new LoadSpec(localTokens, localTokens + hitTokens(request, tokenCount, localTokens));
     request.tracker.planLoad(spec);
@@ -152,19 +218,28 @@ public final class SchedulerConnector {
   }
 
   private int hitTokens(Request request, int tokenCount, int localTokens) {
-    int alignment = groups.alignment();
-    int usable = Math.min(tokenCount - 1, groups.hashedTokens(request.hashes));
-    int end = usable - usable % alignment;
-    if (localTokens % alignment != 0 || end <= localTokens || orphans.containsKey(request.id)) {
+    Adopted agreed = adopted;
+    if (agreed == null || orphans.containsKey(request.id)) {
       return 0;
     }
-    BlockRows rows = groups.between(localTokens, end);
-    boolean[] present = handle.lookup(rows.allRankKeys(codec, request.hashes));
+    int alignment = agreed.groups.alignment();
+    int usable = Math.min(tokenCount - 1, hashedTokens(request.hashes));
+    int end = usable - usable % alignment;
+    if (localTokens % alignment != 0 || end <= localTokens) {
+      return 0;
+    }
+    BlockRows rows = agreed.groups.between(localTokens, end);
+    boolean[] present = agreed.handle.lookup(rows.allRankKeys(request.hashes));
     int run = 0;
     while (run < present.length && present[run]) {
       run++;
     }
-    return run / (groups.rowsPerAlignment() * rankCount) * alignment;
+    return agreed.groups.tokensOf(run);
+  }
+
+  /** Tokens that the given hashes cover. */
+  private int hashedTokens(BlockHashes hashes) {
+    return (int) Math.min(Integer.MAX_VALUE, (long) hashes.size() * hashUnit);
   }
 
   /**
@@ -174,7 +249,7 @@ public final class SchedulerConnector {
    * @param loadTokens tokens to load behind the local ones: at most what the lookup found, and a
    *     whole number of blocks of every group; 0 to load nothing
    * @param blockIdsByGroup the request's blocks in each group of the layout, ascending by group id,
-   *     those of the local tokens first; copied
+   *     those of the local tokens first; copied. Before the adoption they are not yet checked
    * @throws UMBPException INVALID_ARGUMENT; nothing was changed
    */
   public void admit(String requestId, int loadTokens, int[]... blockIdsByGroup) {
@@ -183,16 +258,18 @@ public final class SchedulerConnector {
     if (spec == null) {
       throw UMBPException.invalid("request '%s' is admitted without a lookup", requestId);
     }
-    if (loadTokens < 0
-        || loadTokens > spec.tokensToLoad()
-        || loadTokens % groups.alignment() != 0) {
+    Adopted agreed = adopted;
+    int alignment = agreed == null ? hashUnit : agreed.groups.alignment();
+    if (loadTokens < 0 || loadTokens > spec.tokensToLoad() || loadTokens % alignment != 0) {
       throw UMBPException.invalid(
           "request '%s' loads %d tokens; the lookup found %d and blocks end every %d tokens",
-          requestId, loadTokens, spec.tokensToLoad(), groups.alignment());
+          requestId, loadTokens, spec.tokensToLoad(), alignment);
     }
-    checkGroups(requestId, blockIdsByGroup);
     int end = spec.localTokens() + loadTokens;
-    groups.checkTables(requestId, end, group -> blockIdsByGroup[group].length);
+    if (agreed != null) {
+      agreed.groups.checkCount(requestId, blockIdsByGroup.length);
+      agreed.groups.checkTables(requestId, end, group -> blockIdsByGroup[group].length);
+    }
     request.tracker.replaceBlocks(blockIdsByGroup);
     request.tracker.dropLoad();
     request.loadedFrom = 0;
@@ -200,21 +277,13 @@ public final class SchedulerConnector {
     request.storeTo = 0;
     request.retryFrom = Integer.MAX_VALUE;
     dueStores.remove(requestId);
-    if (loadTokens > 0) {
+    if (agreed != null && loadTokens > 0) {
       int from = spec.localTokens();
-      BlockRows rows = groups.between(from, end);
-      BlockKeys keys = rows.localKeys(codec, request.hashes);
+      BlockRows rows = agreed.groups.between(from, end);
+      BlockKeys keys = rows.localKeys(request.hashes);
       BlockLoadBatch batch = BlockLoadBatch.of(requestId, keys, rows.blockIds(request.tracker));
       request.load = new Load(from, end, rows, batch);
       dueLoads.put(requestId, request.load);
-    }
-  }
-
-  private void checkGroups(String requestId, int[][] blockIdsByGroup) {
-    if (blockIdsByGroup.length != groups.count()) {
-      throw UMBPException.invalid(
-          "request '%s' has blocks of %d KV cache groups, the layout has %d",
-          requestId, blockIdsByGroup.length, groups.count());
     }
   }
 
@@ -225,19 +294,24 @@ public final class SchedulerConnector {
    * @param blockIdsByGroup as for {@link RequestTracker#updateBlocks}; copied
    */
   public void updateBlocks(String requestId, int[]... blockIdsByGroup) {
-    checkGroups(requestId, blockIdsByGroup);
-    known(requestId).tracker.updateBlocks(blockIdsByGroup);
+    Request request = known(requestId);
+    if (adopted != null) {
+      adopted.groups.checkCount(requestId, blockIdsByGroup.length);
+    }
+    request.tracker.updateBlocks(blockIdsByGroup);
   }
 
   /**
    * Makes the stores of a request due: its full blocks up to a token count that were neither loaded
    * nor stored yet. While a load of the request runs they wait for its end; when it fails they are
-   * dropped, to be planned again once the lost tokens are computed.
+   * dropped, to be planned again once the lost tokens are computed. Before the adoption nothing
+   * becomes due.
    *
    * @param requestId an admitted request
    * @param computedTokens tokens whose KV is written once this step's work is done, at least 0;
    *     those without a hash are left out
-   * @throws UMBPException INVALID_ARGUMENT when the request has not as many blocks
+   * @throws UMBPException INVALID_ARGUMENT when the request has not as many blocks, or blocks of
+   *     other groups than the layout
    */
   public void planStores(String requestId, int computedTokens) {
     Request request = known(requestId);
@@ -245,10 +319,17 @@ public final class SchedulerConnector {
       throw UMBPException.invalid(
           "request '%s' has computed %d tokens; must be >= 0", requestId, computedTokens);
     }
-    int target = Math.min(computedTokens, groups.hashedTokens(request.hashes));
+    if (adopted == null) {
+      return;
+    }
+    int target = Math.min(computedTokens, hashedTokens(request.hashes));
     RequestTracker tracker = request.tracker;
-    groups.checkTables(
-        requestId, target, group -> tracker.groupCount() == 0 ? 0 : tracker.blockCount(group));
+    int tables = tracker.groupCount();
+    if (tables > 0) {
+      adopted.groups.checkCount(requestId, tables);
+    }
+    adopted.groups.checkTables(
+        requestId, target, group -> tables == 0 ? 0 : tracker.blockCount(group));
     request.storeTo = Math.max(request.storeTo, target);
     dueStores.put(requestId, request);
   }
@@ -284,9 +365,10 @@ public final class SchedulerConnector {
   private void takeStores(Request request, StoreEvent event, Map<String, BlockStoreBatch> stores) {
     int from = Math.min(request.tracker.savedTokens(), request.retryFrom);
     int to = request.storeTo;
+    Groups groups = agreed().groups;
     BlockRows rows = groups.without(from, to, request.loadedFrom, request.loadedTo);
     if (rows.count() > 0) {
-      BlockKeys keys = rows.localKeys(codec, request.hashes);
+      BlockKeys keys = rows.localKeys(request.hashes);
       int[] blockIds = rows.blockIds(request.tracker);
       stores.put(request.id, BlockStoreBatch.of(request.id, keys, blockIds));
       event.stores.add(new PlannedStore(request, request.hashes, rows, keys, to));
@@ -306,7 +388,7 @@ public final class SchedulerConnector {
     Load orphan = orphans.get(result.requestId());
     if (orphan != null) {
       orphan.reports++;
-      if (orphan.reports == rankCount) {
+      if (orphan.reports == topology.rankCount()) {
         orphans.remove(result.requestId());
       }
       return OptionalInt.empty();
@@ -320,10 +402,10 @@ public final class SchedulerConnector {
       load.validTokens = Math.min(load.validTokens, startTokens(load, failed));
     }
     load.reports++;
-    if (load.reports < rankCount) {
+    if (load.reports < topology.rankCount()) {
       return OptionalInt.empty();
     }
-    int valid = load.validTokens - load.validTokens % groups.alignment();
+    int valid = load.validTokens - load.validTokens % agreed().groups.alignment();
     request.loadedFrom = load.fromTokens;
     request.loadedTo = valid;
     request.load = null;
@@ -363,7 +445,7 @@ public final class SchedulerConnector {
         continue;
       }
       event.sum = event.sum == null ? report.getValue() : event.sum.plus(report.getValue());
-      if (event.sum.completedWorkers() >= rankCount) {
+      if (event.sum.completedWorkers() >= topology.rankCount()) {
         events.remove(report.getKey());
         for (PlannedStore store : event.stores) {
           end(store, event.sum);
@@ -378,7 +460,9 @@ public final class SchedulerConnector {
     if (!result.failedObjects().isEmpty()) {
       lowerWatermark(store, result);
     }
-    handle.touch(groups.between(0, store.endTokens()).allRankKeys(codec, store.hashes()));
+    if (!isClosed) {
+      touch(store.hashes(), store.endTokens());
+    }
   }
 
   private static void lowerWatermark(PlannedStore store, StoreEventResult result) {
@@ -397,6 +481,7 @@ public final class SchedulerConnector {
    *
    * @param requestId a request that was looked up
    * @param tokens tokens from the first on, at least 0; those without a hash are left out
+   * @throws UMBPException CLOSED
    */
   public void touch(String requestId, int tokens) {
     Request request = known(requestId);
@@ -404,8 +489,15 @@ public final class SchedulerConnector {
       throw UMBPException.invalid(
           "request '%s' touches %d tokens; must be >= 0", requestId, tokens);
     }
-    int end = Math.min(tokens, groups.hashedTokens(request.hashes));
-    handle.touch(groups.between(0, end).allRankKeys(codec, request.hashes));
+    checkOpen();
+    if (adopted != null) {
+      touch(request.hashes, Math.min(tokens, hashedTokens(request.hashes)));
+    }
+  }
+
+  private void touch(BlockHashes hashes, int endTokens) {
+    Adopted agreed = agreed();
+    agreed.handle.touch(agreed.groups.between(0, endTokens).allRankKeys(hashes));
   }
 
   /**
@@ -439,6 +531,29 @@ public final class SchedulerConnector {
    */
   public int storeEventCount() {
     return events.size();
+  }
+
+  /** What was adopted, for what can exist only after that. */
+  private Adopted agreed() {
+    return Objects.requireNonNull(adopted, "adopted");
+  }
+
+  private void checkOpen() {
+    if (isClosed) {
+      throw UMBPException.closed("scheduler connector");
+    }
+  }
+
+  /**
+   * Closes the handle that was made at the adoption. Reports of loads and stores that are under way
+   * may still come; lookups and adoptions are refused. Idempotent.
+   */
+  @Override
+  public void close() {
+    isClosed = true;
+    if (adopted != null) {
+      adopted.handle.close();
+    }
   }
 
   private Request known(String requestId) {

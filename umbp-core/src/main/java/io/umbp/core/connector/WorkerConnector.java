@@ -5,18 +5,21 @@ import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockLoadBatch;
 import io.umbp.api.BlockStoreBatch;
 import io.umbp.api.DeviceFence;
+import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KeyOutcome;
+import io.umbp.api.ObjectReach;
 import io.umbp.api.RankNamespace;
-import io.umbp.api.RankTopology;
 import io.umbp.api.StoreEventResult;
 import io.umbp.api.StoreEventResult.StoredObject;
 import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPException;
+import io.umbp.api.UMBPHandshakeMetadata;
 import io.umbp.api.UMBPWorkerHandle;
 import io.umbp.core.connector.LoadResult.FailedBlock;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Iterator;
@@ -28,10 +31,16 @@ import org.jspecify.annotations.Nullable;
 /**
  * One rank's front door: starts the loads and stores that the scheduler planned, under this rank's
  * keys, and reports how they ended. Single-writer. No call waits for a copy.
+ *
+ * <p>Objects of replicated groups are loaded by every rank. Where every rank reaches what one of
+ * them stores ({@link ObjectReach#EVERY_RANK}), tensor-parallel rank 0 of each pipeline stage
+ * stores them for all; the others leave them out, and report the event all the same.
  */
 public final class WorkerConnector {
   private final UMBPWorkerHandle handle;
+  private final UMBPHandshakeMetadata handshake;
   private final RankNamespace rank;
+  private final Set<Integer> othersStore;
   private final List<TransferJobState> loads = new ArrayList<>();
   private final Map<Long, OpenEvent> events = new HashMap<>();
   private List<LoadResult> endedLoads = new ArrayList<>();
@@ -60,11 +69,24 @@ public final class WorkerConnector {
    * Creates the connector of one rank.
    *
    * @param handle the rank's handle; borrowed, closed by the caller
-   * @param topology the rank's place
+   * @param handshake namespace and layout of the handle, and the manifest of the namespace
    */
-  public WorkerConnector(UMBPWorkerHandle handle, RankTopology topology) {
+  public WorkerConnector(UMBPWorkerHandle handle, UMBPHandshakeMetadata handshake) {
     this.handle = handle;
-    this.rank = topology.localNamespace();
+    this.handshake = handshake;
+    KVLayoutDescriptor layout = handshake.layout();
+    this.rank = layout.topology().localNamespace();
+    boolean isStored = rank.tp() > 0 && handle.reach() == ObjectReach.EVERY_RANK;
+    this.othersStore = isStored ? layout.replicatedGroups() : Set.of();
+  }
+
+  /**
+   * Returns what the scheduler needs to know of this rank before it can plan for it.
+   *
+   * @return the report for {@link SchedulerConnector#adopt}
+   */
+  public UMBPHandshakeMetadata handshake() {
+    return handshake;
   }
 
   /**
@@ -111,10 +133,10 @@ public final class WorkerConnector {
     events.put(step.storeEvent(), event);
     Throwable refusal = null;
     for (BlockStoreBatch planned : step.stores().values()) {
-      if (planned.isEmpty()) {
+      BlockStoreBatch batch = ownPart(planned.onRank(rank));
+      if (batch.isEmpty()) {
         continue;
       }
-      BlockStoreBatch batch = planned.onRank(rank);
       try {
         event.stores.add(handle.store(batch, producer));
       } catch (RuntimeException | Error e) {
@@ -127,6 +149,36 @@ public final class WorkerConnector {
     if (refusal != null) {
       Throwables.throwIfUnchecked(refusal);
     }
+  }
+
+  /** The blocks of a store that this rank stores itself. */
+  private BlockStoreBatch ownPart(BlockStoreBatch batch) {
+    if (othersStore.isEmpty()) {
+      return batch;
+    }
+    BlockKeys keys = batch.keys();
+    int[] own = new int[batch.size()];
+    int[] groupIds = new int[own.length];
+    int[] blockIds = new int[own.length];
+    int count = 0;
+    for (int i = 0; i < own.length; i++) {
+      if (!othersStore.contains(keys.groupId(i))) {
+        own[count] = i;
+        groupIds[count] = keys.groupId(i);
+        blockIds[count++] = batch.blockId(i);
+      }
+    }
+    if (count == own.length) {
+      return batch;
+    }
+    BlockKeys ownKeys =
+        BlockKeys.of(
+                keys.namespace(),
+                rank,
+                Arrays.copyOf(groupIds, count),
+                keys.hashes().select(Arrays.copyOf(own, count)))
+            .replicating(keys.replicatedGroups());
+    return BlockStoreBatch.of(batch.requestId(), ownKeys, Arrays.copyOf(blockIds, count));
   }
 
   private static Throwable first(@Nullable Throwable earlier, Throwable later) {

@@ -1,14 +1,17 @@
 package io.umbp.core.identity;
 
 import com.google.common.hash.Hashing;
-import com.google.common.primitives.Bytes;
 import io.umbp.api.BlockHash;
 import io.umbp.api.BlockHashes;
 import io.umbp.api.UMBPException;
+import java.nio.ByteBuffer;
 import java.security.DigestException;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Comparator;
+import java.util.List;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -32,28 +35,65 @@ public final class BlockHasher {
 
   private final int blockSize;
   private final byte[] firstParent;
+  private final boolean strict;
 
-  /**
-   * Creates the hasher of one deployment.
-   *
-   * @param hashSeed the seed that all engines of the deployment share, not empty: an engine without
-   *     one draws its first parent at random, and no hash of it is ever found again
-   * @param blockSize tokens in a block, 1 to {@value #MAX_BLOCK_SIZE}
-   * @throws UMBPException INVALID_ARGUMENT when the seed is empty or has a lone surrogate, or the
-   *     block size is out of range
-   */
-  public BlockHasher(String hashSeed, int blockSize) {
+  private BlockHasher(String hashSeed, int blockSize, boolean strict) {
     if (hashSeed.isEmpty()) {
       throw UMBPException.invalid(
           "hash seed is empty; engines that share KV need one fixed seed, such as \"0\"");
     }
+    checkBlockSize(blockSize);
+    this.blockSize = blockSize;
+    this.firstParent =
+        Hashing.sha256().hashBytes(CanonicalCbor.text("hash seed", hashSeed)).asBytes();
+    this.strict = strict;
+  }
+
+  /**
+   * Returns the hasher of a deployment that shares KV with vLLM: its {@code sha256_cbor}.
+   *
+   * <p>Extra keys go into the hash without their kind, as there: an adapter "x" and a salt "x" give
+   * the same first block. Names of adapters must not be used as salts.
+   *
+   * @param hashSeed the seed that all engines of the deployment share, not empty: an engine without
+   *     one draws its first parent at random, and no hash of it is ever found again
+   * @param blockSize tokens in a block, 1 to {@value #MAX_BLOCK_SIZE}
+   * @return the hasher
+   * @throws UMBPException INVALID_ARGUMENT when the seed is empty or has a lone surrogate, or the
+   *     block size is out of range
+   */
+  public static BlockHasher compatible(String hashSeed, int blockSize) {
+    return new BlockHasher(hashSeed, blockSize, false);
+  }
+
+  /**
+   * Returns a hasher under which sequences with different extras never share a hash. Without extras
+   * its hashes are those of {@link #compatible}.
+   *
+   * @param hashSeed the seed that all engines of the deployment share, not empty
+   * @param blockSize tokens in a block, 1 to {@value #MAX_BLOCK_SIZE}
+   * @return the hasher
+   * @throws UMBPException INVALID_ARGUMENT when the seed is empty or has a lone surrogate, or the
+   *     block size is out of range
+   */
+  public static BlockHasher strict(String hashSeed, int blockSize) {
+    return new BlockHasher(hashSeed, blockSize, true);
+  }
+
+  private static void checkBlockSize(int blockSize) {
     if (blockSize < 1 || blockSize > MAX_BLOCK_SIZE) {
       throw UMBPException.invalid(
           "block size %d is outside [1, %d] tokens", blockSize, MAX_BLOCK_SIZE);
     }
-    this.blockSize = blockSize;
-    this.firstParent =
-        Hashing.sha256().hashBytes(CanonicalCbor.text("hash seed", hashSeed)).asBytes();
+  }
+
+  /**
+   * Returns the name of what this hasher computes, for manifests.
+   *
+   * @return {@code sha256_cbor} or {@code sha256_cbor_strict}
+   */
+  public String algorithm() {
+    return strict ? "sha256_cbor_strict" : "sha256_cbor";
   }
 
   /**
@@ -79,6 +119,8 @@ public final class BlockHasher {
    *
    * @param extras what else separates the sequence's KV from that of the same tokens
    * @return a sequence of its own
+   * @throws UMBPException INVALID_ARGUMENT when the extras have prompt embeddings that were
+   *     digested for another block size
    */
   public Sequence start(Extras extras) {
     return new Sequence(this, extras, 8);
@@ -90,8 +132,9 @@ public final class BlockHasher {
    * @param tokens token ids, each at least 0; borrowed during the call
    * @param extras what else separates the prompt's KV from that of the same tokens
    * @return {@code tokens.length / blockSize} hashes, in prefix order
-   * @throws UMBPException INVALID_ARGUMENT when a token id is negative or there are more than
-   *     {@value #MAX_BLOCKS} blocks
+   * @throws UMBPException INVALID_ARGUMENT when a token id is negative, there are more than {@value
+   *     #MAX_BLOCKS} blocks, or the extras have prompt embeddings that were digested for another
+   *     block size
    */
   public BlockHashes hash(int[] tokens, Extras extras) {
     int blocks = tokens.length / blockSize;
@@ -108,21 +151,99 @@ public final class BlockHasher {
     }
   }
 
+  static MessageDigest newSha256() {
+    try {
+      return MessageDigest.getInstance("SHA-256");
+    } catch (NoSuchAlgorithmException e) {
+      throw new IllegalStateException("every Java platform has SHA-256", e);
+    }
+  }
+
+  static void digest(MessageDigest sha256, byte[] target, int at) {
+    try {
+      sha256.digest(target, at, HASH_LENGTH);
+    } catch (DigestException e) {
+      throw new IllegalStateException("a SHA-256 digest has " + HASH_LENGTH + " bytes", e);
+    }
+  }
+
   /**
-   * What makes KV different although the tokens are the same. Immutable.
+   * A run of a prompt's tokens that stand for something other than text, such as an image.
+   * Immutable.
    *
-   * <p>As in vLLM, the values go into the hash as plain texts without their kind: an adapter "x"
-   * and a salt "x" give the same first block. Names of adapters must not be used as salts.
+   * @param identifier digest or name of the content and of how it was processed, not empty
+   * @param offset the first of the tokens, counted from the start of the prompt, at least 0
+   * @param length number of tokens, at least 1; offset + length is at most 2147483647
    */
+  public record Media(String identifier, int offset, int length) {
+
+    /** Checks text and range. */
+    public Media {
+      if (identifier.isEmpty()) {
+        throw UMBPException.invalid("media identifier is empty");
+      }
+      if (offset < 0 || length < 1 || length > Integer.MAX_VALUE - offset) {
+        throw UMBPException.invalid(
+            "media '%s' has offset %d and length %d; offset must be >= 0, length >= 1 and their sum"
+                + " <= %d tokens",
+            identifier, offset, length, Integer.MAX_VALUE);
+      }
+    }
+
+    int end() {
+      return offset + length;
+    }
+  }
+
+  /** What makes KV different although the tokens are the same. Immutable. */
   public static final class Extras {
-    private static final Extras NONE = new Extras(null, null);
+    /** Greatest number of bytes that the identifiers of one prompt's media have together. */
+    public static final int MAX_IDENTIFIER_BYTES = 1 << 24;
 
-    private final byte @Nullable [] loraName;
-    private final byte @Nullable [] cacheSalt;
+    private static final byte[] ABSENT = {};
+    private static final Extras NONE =
+        new Extras(ABSENT, ABSENT, List.of(), new byte[0][], PromptEmbeddings.NONE);
 
-    private Extras(byte @Nullable [] loraName, byte @Nullable [] cacheSalt) {
+    /** Text as CBOR, empty when there is none. */
+    final byte[] loraName;
+
+    /** Text as CBOR, empty when there is none. */
+    final byte[] cacheSalt;
+
+    /** Sorted by offset. */
+    final List<Media> media;
+
+    /** The media's identifiers as CBOR, in the same order. */
+    final byte[][] identifiers;
+
+    final int identifierBytes;
+    final PromptEmbeddings embeddings;
+
+    private Extras(
+        byte[] loraName,
+        byte[] cacheSalt,
+        List<Media> media,
+        byte[][] identifiers,
+        PromptEmbeddings embeddings) {
       this.loraName = loraName;
       this.cacheSalt = cacheSalt;
+      this.media = media;
+      this.identifiers = identifiers;
+      this.identifierBytes = totalBytes(identifiers);
+      this.embeddings = embeddings;
+    }
+
+    private static int totalBytes(byte[][] identifiers) {
+      long bytes = 0;
+      for (byte[] identifier : identifiers) {
+        bytes += identifier.length;
+      }
+      if (bytes > MAX_IDENTIFIER_BYTES) {
+        throw UMBPException.invalid(
+            "identifiers of %d media have %d bytes, at most %d are allowed",
+            identifiers.length, bytes, MAX_IDENTIFIER_BYTES);
+      }
+      return (int) bytes;
     }
 
     /**
@@ -143,7 +264,27 @@ public final class BlockHasher {
      *     none, or has a lone surrogate
      */
     public Extras withLoraName(@Nullable String name) {
-      return new Extras(item("LoRA name", name), cacheSalt);
+      return new Extras(item("LoRA name", name), cacheSalt, media, identifiers, embeddings);
+    }
+
+    /**
+     * Returns these extras with other media; each is part of the hash of every block that has a
+     * token of it.
+     *
+     * @param media the prompt's media in any order; those of one offset count in the order given;
+     *     empty for none; copied
+     * @return the extras
+     * @throws UMBPException INVALID_ARGUMENT when an identifier has a lone surrogate or they have
+     *     more than {@value #MAX_IDENTIFIER_BYTES} bytes together
+     */
+    public Extras withMedia(List<Media> media) {
+      List<Media> sorted = new ArrayList<>(media);
+      sorted.sort(Comparator.comparingInt(Media::offset));
+      byte[][] identifiers = new byte[sorted.size()][];
+      for (int i = 0; i < identifiers.length; i++) {
+        identifiers[i] = CanonicalCbor.text("media identifier", sorted.get(i).identifier());
+      }
+      return new Extras(loraName, cacheSalt, List.copyOf(sorted), identifiers, embeddings);
     }
 
     /**
@@ -157,35 +298,39 @@ public final class BlockHasher {
      *     none, or has a lone surrogate
      */
     public Extras withCacheSalt(@Nullable String salt) {
-      return new Extras(loraName, item("cache salt", salt));
+      return new Extras(loraName, item("cache salt", salt), media, identifiers, embeddings);
     }
 
-    private static byte @Nullable [] item(String what, @Nullable String text) {
+    /**
+     * Returns these extras with embeddings that the prompt's first tokens have instead of those of
+     * their ids; the digest of a block's embeddings is part of its hash.
+     *
+     * @param embeddings the bytes of one token's embedding after another, from the prompt's start
+     *     on, from the buffer's position to its limit; borrowed during the call; null for none
+     * @param bytesPerToken bytes of one embedding, at least 1
+     * @param blockSize tokens in a block, as the hasher's
+     * @return the extras
+     * @throws UMBPException INVALID_ARGUMENT when the bytes are none or no multiple of
+     *     bytesPerToken, or a size is out of range
+     */
+    public Extras withPromptEmbeddings(
+        @Nullable ByteBuffer embeddings, int bytesPerToken, int blockSize) {
+      checkBlockSize(blockSize);
+      PromptEmbeddings digests =
+          embeddings == null
+              ? PromptEmbeddings.NONE
+              : PromptEmbeddings.of(embeddings, bytesPerToken, blockSize);
+      return new Extras(loraName, cacheSalt, media, identifiers, digests);
+    }
+
+    private static byte[] item(String what, @Nullable String text) {
       if (text == null) {
-        return null;
+        return ABSENT;
       }
       if (text.isEmpty()) {
         throw UMBPException.invalid("%s is empty; null means none", what);
       }
       return CanonicalCbor.text(what, text);
-    }
-
-    private byte[] ofFirstBlock() {
-      if (loraName != null && cacheSalt != null) {
-        return array(2, Bytes.concat(loraName, cacheSalt));
-      }
-      return cacheSalt == null ? ofLaterBlocks() : array(1, cacheSalt);
-    }
-
-    private byte[] ofLaterBlocks() {
-      return loraName == null ? new byte[] {CanonicalCbor.NULL} : array(1, loraName);
-    }
-
-    private static byte[] array(int size, byte[] items) {
-      byte[] array = new byte[CanonicalCbor.ROOM + items.length];
-      int at = CanonicalCbor.putArrayHead(array, 0, size);
-      System.arraycopy(items, 0, array, at, items.length);
-      return Arrays.copyOf(array, at + items.length);
     }
   }
 
@@ -196,7 +341,7 @@ public final class BlockHasher {
   public static final class Sequence {
     private final MessageDigest sha256 = newSha256();
     private final int blockSize;
-    private final byte[] laterExtras;
+    private final ExtraKeys extraKeys;
 
     /** The block being filled, as CBOR: up to parentAt and to tokensAt it is the same each time. */
     private final byte[] block;
@@ -206,33 +351,22 @@ public final class BlockHasher {
     private int blockEnd;
     private int tokensInBlock;
 
-    private byte[] extras;
     private byte[] hashes;
     private int size;
 
     private Sequence(BlockHasher hasher, Extras extras, int expectedBlocks) {
       this.blockSize = hasher.blockSize;
-      this.extras = extras.ofFirstBlock();
-      this.laterExtras = extras.ofLaterBlocks();
+      extras.embeddings.checkBlockSize(blockSize);
+      this.extraKeys = new ExtraKeys(extras, hasher.strict, blockSize);
       this.hashes = new byte[expectedBlocks * HASH_LENGTH];
       int heads = 3 * CanonicalCbor.MAX_HEAD;
       int tokenBytes = blockSize * CanonicalCbor.MAX_HEAD;
-      int extraBytes = Math.max(this.extras.length, laterExtras.length);
-      int end = heads + HASH_LENGTH + tokenBytes + extraBytes;
-      this.block = new byte[end + CanonicalCbor.ROOM];
+      this.block = new byte[heads + HASH_LENGTH + tokenBytes + extraKeys.maxBytes()];
       int at = CanonicalCbor.putArrayHead(block, 0, 3);
       this.parentAt = CanonicalCbor.putBytesHead(block, at, HASH_LENGTH);
       System.arraycopy(hasher.firstParent, 0, block, parentAt, HASH_LENGTH);
       this.tokensAt = CanonicalCbor.putArrayHead(block, parentAt + HASH_LENGTH, blockSize);
       this.blockEnd = tokensAt;
-    }
-
-    private static MessageDigest newSha256() {
-      try {
-        return MessageDigest.getInstance("SHA-256");
-      } catch (NoSuchAlgorithmException e) {
-        throw new IllegalStateException("every Java platform has SHA-256", e);
-      }
     }
 
     /**
@@ -296,13 +430,8 @@ public final class BlockHasher {
     }
 
     private void finishBlock() {
-      System.arraycopy(extras, 0, block, blockEnd, extras.length);
-      sha256.update(block, 0, blockEnd + extras.length);
-      try {
-        sha256.digest(block, parentAt, HASH_LENGTH);
-      } catch (DigestException e) {
-        throw new IllegalStateException("a SHA-256 digest has " + HASH_LENGTH + " bytes", e);
-      }
+      sha256.update(block, 0, extraKeys.put(block, blockEnd, size));
+      digest(sha256, block, parentAt);
       int end = size * HASH_LENGTH;
       if (end == hashes.length) {
         int room = (int) Math.min(MAX_BLOCKS, Math.max(8, 2L * size));
@@ -310,7 +439,6 @@ public final class BlockHasher {
       }
       System.arraycopy(block, parentAt, hashes, end, HASH_LENGTH);
       size++;
-      extras = laterExtras;
       blockEnd = tokensAt;
       tokensInBlock = 0;
     }

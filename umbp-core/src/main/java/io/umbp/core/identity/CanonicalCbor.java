@@ -40,6 +40,7 @@ final class CanonicalCbor {
   }
 
   private static final int UNSIGNED = 0;
+  private static final int NEGATIVE = 1 << 5;
   private static final int BYTE_STRING = 2 << 5;
   private static final int TEXT = 3 << 5;
   private static final int ARRAY = 4 << 5;
@@ -53,6 +54,12 @@ final class CanonicalCbor {
 
   static int putUnsigned(byte[] target, int at, int value) {
     return putHead(target, at, UNSIGNED, value);
+  }
+
+  static int putInteger(byte[] target, int at, int value) {
+    return value < 0
+        ? putHead(target, at, NEGATIVE, -1 - value)
+        : putHead(target, at, UNSIGNED, value);
   }
 
   static int putArrayHead(byte[] target, int at, int size) {

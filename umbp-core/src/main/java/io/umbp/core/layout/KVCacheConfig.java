@@ -148,6 +148,28 @@ public record KVCacheConfig(List<Group> groups, List<Tensor> tensors) {
       List<Slot> slots = layers.stream().map(layer -> new Slot(List.of(layer))).toList();
       return new Tensor(slots, layout, split, blockCount, 1, PACKED);
     }
+
+    /**
+     * Returns the tensor that an engine knows by its shape. The names of the axes say where layers,
+     * keys, values, heads and tokens lie, since two layouts can have one shape; a shape without
+     * names is refused.
+     *
+     * @param layers the layers in order, at least one, all attention with blocks of one size
+     * @param topology the rank it belongs to
+     * @param axes a letter for each axis, outermost first: L layer, B (kernel) block, K key and
+     *     value, H head, N token, C content. L, K and H may be left out where there is one. A K
+     *     right before C, or none, is {@link KVSplit#FUSED}; then C without K is the elements of a
+     *     key and a value, or of a latent
+     * @param sizes elements of each axis
+     * @return the tensor, packed, a slot for each layer; where N is less than a block's tokens,
+     *     blocks are several kernel blocks
+     * @throws UMBPException INVALID_ARGUMENT when axes are not named, no layout has them in that
+     *     order, or sizes are not what the layers keep
+     */
+    public static Tensor ofShape(
+        List<Layer> layers, RankTopology topology, String axes, int... sizes) {
+      return TensorShape.tensor(layers, topology, axes, sizes);
+    }
   }
 
   /** Checks that groups and tensors name the same layers, each once. */

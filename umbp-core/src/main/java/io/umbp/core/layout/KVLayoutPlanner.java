@@ -20,10 +20,12 @@ import java.util.Map;
  * Turns blocks into the runs of bytes that have to be copied: a layout whose layers have been given
  * their places in memory. Immutable.
  *
- * <p>Each run of a block is a line {@code address(block) = base + block * advance} with a fixed
- * length and a fixed offset in the object. A page in one piece is one line; a page made of page
- * segments is a line a segment; a page made of several kernel blocks (the engine's attention kernel
- * uses smaller blocks than its block manager) is a line a kernel block. So a whole batch is lowered
+ * <p>Each run of a block lies at {@code base + block * advance}, with a fixed length and a fixed
+ * offset in the object. A page in one piece is one run; a page made of page segments is a run a
+ * segment; a page made of several physical blocks (the engine's attention kernel uses smaller
+ * blocks than its block manager) is a run a physical block. {@link #rangesForBlock(int, int)} gives
+ * these runs. The lowerings give rows: runs that follow each other in memory and in the object are
+ * one row, also those of several layers in one allocation. Either way a whole batch is lowered
  * without an object per block or run.
  */
 public final class KVLayoutPlanner {
@@ -31,7 +33,7 @@ public final class KVLayoutPlanner {
   private final Layer[] layers;
   private final Map<String, Integer> layerIndex;
   private final int[] groupIds;
-  private final Group[] groups;
+  private final GroupRuns[] groups;
 
   /**
    * Where one layer's blocks lie.
@@ -39,8 +41,11 @@ public final class KVLayoutPlanner {
    * @param baseAddress address of block 0 as the copy engine issued or confirmed it, at least 0
    * @param physicalStride bytes from one physical (kernel) block to the next, above 0
    * @param blockCount number of physical blocks, above 0
+   * @param allocationAddress where the memory begins that a copy may run through, the same for all
+   *     layers in it
    */
-  public record LayerPlacement(long baseAddress, long physicalStride, int blockCount) {
+  public record LayerPlacement(
+      long baseAddress, long physicalStride, int blockCount, long allocationAddress) {
     /** Checks the signs. */
     public LayerPlacement {
       if (baseAddress < 0 || physicalStride <= 0 || blockCount <= 0) {
@@ -51,6 +56,17 @@ public final class KVLayoutPlanner {
     }
 
     /**
+     * Places a layer in an allocation of its own.
+     *
+     * @param baseAddress address of block 0, at least 0
+     * @param physicalStride bytes from one physical (kernel) block to the next, above 0
+     * @param blockCount number of physical blocks, above 0
+     */
+    public LayerPlacement(long baseAddress, long physicalStride, int blockCount) {
+      this(baseAddress, physicalStride, blockCount, baseAddress);
+    }
+
+    /**
      * Returns the place of a registered tensor.
      *
      * @param baseAddress address of block 0 that registering it gave
@@ -58,55 +74,32 @@ public final class KVLayoutPlanner {
      * @return the place
      */
     public static LayerPlacement of(long baseAddress, KVCacheTensor tensor) {
-      return new LayerPlacement(baseAddress, tensor.blockStride(), tensor.blockCount());
+      return new LayerPlacement(
+          baseAddress,
+          tensor.blockStride(),
+          tensor.blockCount(),
+          baseAddress - (tensor.address() - tensor.allocationBase()));
     }
   }
 
-  /** One region with its lines, the rows [firstRow, endRow) of its group. */
+  /**
+   * One region with its runs [firstRun, endRun), and the rows [firstRow, endRow) that begin in it.
+   */
   private record Layer(
-      KVRegion region, Group group, long physicalStride, int firstRow, int endRow) {}
-
-  /** The lines of all layers of a group in region order, as columns. */
-  private static final class Group {
-    final int groupId;
-    int blockCount = Integer.MAX_VALUE;
-    long objectBytes;
-    int rows;
-    long[] base = new long[8];
-    long[] advance = new long[8];
-    long[] length = new long[8];
-    long[] offset = new long[8];
-
-    Group(int groupId) {
-      this.groupId = groupId;
-    }
-
-    void add(long rowBase, long rowAdvance, long rowLength) {
-      if (rows == base.length) {
-        resize(rows * 2);
-      }
-      base[rows] = rowBase;
-      advance[rows] = rowAdvance;
-      length[rows] = rowLength;
-      offset[rows] = objectBytes;
-      rows++;
-      objectBytes = Math.addExact(objectBytes, rowLength);
-    }
-
-    void resize(int capacity) {
-      base = Arrays.copyOf(base, capacity);
-      advance = Arrays.copyOf(advance, capacity);
-      length = Arrays.copyOf(length, capacity);
-      offset = Arrays.copyOf(offset, capacity);
-    }
-  }
+      KVRegion region,
+      GroupRuns group,
+      long physicalStride,
+      int firstRun,
+      int endRun,
+      int firstRow,
+      int endRow) {}
 
   private KVLayoutPlanner(KVLayoutDescriptor layout, List<LayerPlacement> placements) {
     this.layout = layout;
     groupIds = layout.groupIds();
-    groups = new Group[groupIds.length];
+    groups = new GroupRuns[groupIds.length];
     for (int i = 0; i < groups.length; i++) {
-      groups[i] = new Group(groupIds[i]);
+      groups[i] = new GroupRuns(groupIds[i]);
     }
     List<KVRegion> regions = layout.regions();
     layers = new Layer[regions.size()];
@@ -116,46 +109,24 @@ public final class KVLayoutPlanner {
       layers[i] = addLayer(region, placements.get(i));
       layerIndex.put(region.layerName(), i);
     }
-    for (Group group : groups) {
-      group.resize(group.rows);
+    for (GroupRuns group : groups) {
+      group.trim();
     }
   }
 
   private Layer addLayer(KVRegion region, LayerPlacement placement) {
-    Group group = group(region.groupId());
-    long stride = placement.physicalStride();
-    int parts = LayoutChecks.kernelBlocksPerBlock(region, stride, placement.blockCount());
-    int firstRow = group.rows;
-    try {
-      if (region.pageSegments().isEmpty()) {
-        long partBytes = Math.min(region.blockBytes(), stride);
-        for (int part = 0; part < parts; part++) {
-          addLine(group, placement, parts, part * stride, partBytes);
-        }
-      } else {
-        for (KVRegion.PageSegment segment : region.pageSegments()) {
-          addLine(group, placement, parts, segment.offset(), segment.length());
-        }
-      }
-    } catch (ArithmeticException e) {
-      throw new UMBPException(
-          UMBPException.Reason.INVALID_ARGUMENT,
-          String.format(
-              "layer '%s': %d blocks of stride %d at 0x%x leave the 64-bit address space",
-              region.layerName(), placement.blockCount(), stride, placement.baseAddress()),
-          e);
-    }
-    group.blockCount = Math.min(group.blockCount, placement.blockCount() / parts);
-    return new Layer(region, group, stride, firstRow, group.rows);
-  }
-
-  private static void addLine(
-      Group group, LayerPlacement placement, int parts, long offset, long length) {
-    long advance = Math.multiplyExact(placement.physicalStride(), (long) parts);
-    long base = Math.addExact(placement.baseAddress(), offset);
-    long lastBlock = placement.blockCount() / parts - 1L;
-    Math.addExact(Math.addExact(base, Math.multiplyExact(lastBlock, advance)), length);
-    group.add(base, advance, length);
+    GroupRuns group = group(region.groupId());
+    int firstRun = group.runs.count;
+    int firstRow = group.rows.count;
+    group.add(region, placement);
+    return new Layer(
+        region,
+        group,
+        placement.physicalStride(),
+        firstRun,
+        group.runs.count,
+        firstRow,
+        group.rows.count);
   }
 
   /**
@@ -275,7 +246,17 @@ public final class KVLayoutPlanner {
    * @return bytes
    */
   public long objectBytes(int groupId) {
-    return group(groupId).objectBytes;
+    return group(groupId).runs.objectBytes;
+  }
+
+  /**
+   * Returns how many copies a block takes, adjacent runs being one.
+   *
+   * @param groupId a group of the layout
+   * @return rows of each key in a lowered batch, above 0
+   */
+  public int rowsPerBlock(int groupId) {
+    return group(groupId).rows.count;
   }
 
   /**
@@ -293,16 +274,17 @@ public final class KVLayoutPlanner {
   }
 
   /**
-   * Returns the runs of a block in one group; object offsets count from the group's object.
+   * Returns the runs of a block in one group, adjacent ones apart; object offsets count from the
+   * group's object.
    *
    * @param blockId block in [0, blockCount(groupId))
    * @param groupId a group of the layout
    * @return new list in object order
    */
   public List<KVRange> rangesForBlock(int blockId, int groupId) {
-    Group group = group(groupId);
+    GroupRuns group = group(groupId);
     checkBlock(blockId, group);
-    List<KVRange> ranges = new ArrayList<>(group.rows);
+    List<KVRange> ranges = new ArrayList<>(group.runs.count);
     for (Layer layer : layers) {
       if (layer.group == group) {
         addRanges(layer, blockId, 0, ranges);
@@ -321,24 +303,24 @@ public final class KVLayoutPlanner {
     List<KVRange> ranges = new ArrayList<>();
     for (Layer layer : layers) {
       checkBlock(blockId, layer.group);
-      long shift = layer.region.objectOffset() - layer.group.offset[layer.firstRow];
+      long shift = layer.region.objectOffset() - layer.group.runs.offset[layer.firstRun];
       addRanges(layer, blockId, shift, ranges);
     }
     return ranges;
   }
 
   private static void addRanges(Layer layer, int blockId, long offsetShift, List<KVRange> ranges) {
-    Group group = layer.group;
-    for (int row = layer.firstRow; row < layer.endRow; row++) {
+    RunColumns runs = layer.group.runs;
+    for (int run = layer.firstRun; run < layer.endRun; run++) {
       ranges.add(
           new KVRange(
               layer.region.layerName(),
-              group.groupId,
+              layer.group.groupId,
               blockId,
-              group.base[row] + blockId * group.advance[row],
+              runs.base[run] + blockId * runs.advance[run],
               layer.physicalStride,
-              group.length[row],
-              group.offset[row] + offsetShift));
+              runs.length[run],
+              runs.offset[run] + offsetShift));
     }
   }
 
@@ -351,7 +333,7 @@ public final class KVLayoutPlanner {
    */
   public void checkBlocks(BlockTransferBatch batch) {
     BlockKeys keys = batch.keys();
-    Group group = groups[0];
+    GroupRuns group = groups[0];
     for (int i = 0; i < batch.size(); i++) {
       group = group(keys.groupId(i), group);
       checkBlock(batch.blockId(i), group);
@@ -359,7 +341,7 @@ public final class KVLayoutPlanner {
   }
 
   /**
-   * Appends the rows of a batch block by block: all runs of one key together, in object order.
+   * Appends the rows of a batch block by block: all rows of one key together, in object order.
    *
    * @param batch the transfers, accepted by {@link #checkBlocks}
    * @param objectAddresses slab address of each key's object, 0 to leave the key out
@@ -374,7 +356,7 @@ public final class KVLayoutPlanner {
     int[] key = out.key();
     int start = out.count();
     int at = start;
-    Group group = groups[0];
+    GroupRuns group = groups[0];
     for (int i = 0; i < objectAddresses.length; i++) {
       long object = objectAddresses[i];
       if (object == 0) {
@@ -382,21 +364,23 @@ public final class KVLayoutPlanner {
       }
       group = group(keys.groupId(i), group);
       int blockId = batch.blockId(i);
-      int rows = group.rows;
-      for (int row = 0; row < rows; row++) {
-        device[at + row] = group.base[row] + blockId * group.advance[row];
-        host[at + row] = object + group.offset[row];
+      RunColumns rows = group.rows;
+      int count = rows.count;
+      for (int row = 0; row < count; row++) {
+        device[at + row] = rows.base[row] + blockId * rows.advance[row];
+        host[at + row] = object + rows.offset[row];
       }
-      System.arraycopy(group.length, 0, length, at, rows);
-      Arrays.fill(key, at, at + rows, i);
-      at += rows;
+      System.arraycopy(rows.length, 0, length, at, count);
+      Arrays.fill(key, at, at + count, i);
+      at += count;
     }
     out.commit(at - start);
   }
 
   /**
    * Appends the same rows as {@link #lower} layer by layer, and ends a mark after each layer of the
-   * layout, so that mark {@link #markOf} stands for all rows up to that layer's.
+   * layout. A row with bytes of several layers stands at the first of them, so that mark {@link
+   * #markOf} stands for all rows that have a byte of that layer, and of those before it.
    *
    * @param batch the transfers, accepted by {@link #checkBlocks}
    * @param objectAddresses slab address of each key's object, 0 to leave the key out
@@ -411,7 +395,12 @@ public final class KVLayoutPlanner {
     int[] key = out.key();
     boolean severalGroups = groups.length > 1;
     for (Layer layer : layers) {
-      Group group = layer.group;
+      if (layer.firstRow == layer.endRow) {
+        out.endMark();
+        continue;
+      }
+      GroupRuns group = layer.group;
+      RunColumns rows = group.rows;
       int start = out.count();
       int at = start;
       for (int i = 0; i < objectAddresses.length; i++) {
@@ -421,9 +410,9 @@ public final class KVLayoutPlanner {
         }
         int blockId = batch.blockId(i);
         for (int row = layer.firstRow; row < layer.endRow; row++) {
-          device[at] = group.base[row] + blockId * group.advance[row];
-          host[at] = object + group.offset[row];
-          length[at] = group.length[row];
+          device[at] = rows.base[row] + blockId * rows.advance[row];
+          host[at] = object + rows.offset[row];
+          length[at] = rows.length[row];
           key[at] = i;
           at++;
         }
@@ -440,11 +429,11 @@ public final class KVLayoutPlanner {
     }
     BlockKeys keys = batch.keys();
     long rows = 0;
-    Group group = groups[0];
+    GroupRuns group = groups[0];
     for (int i = 0; i < objectAddresses.length; i++) {
       if (objectAddresses[i] != 0) {
         group = group(keys.groupId(i), group);
-        rows += group.rows;
+        rows += group.rows.count;
       }
     }
     if (rows > Integer.MAX_VALUE - 8 - out.count()) {
@@ -454,7 +443,7 @@ public final class KVLayoutPlanner {
     out.ensureRoom((int) rows);
   }
 
-  private static void checkBlock(int blockId, Group group) {
+  private static void checkBlock(int blockId, GroupRuns group) {
     if (blockId < 0 || blockId >= group.blockCount) {
       throw UMBPException.invalid(
           "block %d is outside [0, %d) of group %d", blockId, group.blockCount, group.groupId);
@@ -462,11 +451,11 @@ public final class KVLayoutPlanner {
   }
 
   /** As {@link #group(int)}, with a guess that spares the search in runs of one group. */
-  private Group group(int groupId, Group guess) {
+  private GroupRuns group(int groupId, GroupRuns guess) {
     return guess.groupId == groupId ? guess : group(groupId);
   }
 
-  private Group group(int groupId) {
+  private GroupRuns group(int groupId) {
     int index = Arrays.binarySearch(groupIds, groupId);
     if (index < 0) {
       throw UMBPException.invalid(

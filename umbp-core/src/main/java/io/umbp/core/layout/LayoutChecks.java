@@ -4,6 +4,7 @@ import com.google.common.math.LongMath;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KVRegion;
+import io.umbp.api.KVRegion.PageSegment;
 import io.umbp.api.UMBPException;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
@@ -32,8 +33,8 @@ final class LayoutChecks {
             region.layerName(),
             place(tensor.deviceOrdinal()));
       }
-      kernelBlocksPerBlock(region, tensor.blockStride(), tensor.blockCount());
-      checkSize(region, tensor);
+      checkPlaceOfSmallPage(region, tensor.blockStride());
+      checkSize(region, blocks(region, tensor), tensor);
     }
     for (int groupId : layout.groupIds()) {
       checkOverlaps(regions, ordered, groupId);
@@ -66,38 +67,43 @@ final class LayoutChecks {
   }
 
   /**
-   * Checks physical strides, and returns how many physical (kernel) blocks make one block of the
-   * engine's block manager: 1 unless the page is larger than the physical stride.
+   * Checks physical strides, and returns how many physical blocks make one block of the engine's
+   * block manager. A page in one run that fits into a physical block has one, whatever the declared
+   * stride is; one in page segments or of several kernel blocks has as many as the declared stride.
    */
-  static int kernelBlocksPerBlock(KVRegion region, long physicalStride, int physicalBlocks) {
+  static int physicalBlocksPerBlock(KVRegion region, long physicalStride, int physicalBlocks) {
     String layer = region.layerName();
     long declared = region.blockStride();
+    long bytes = region.blockBytes();
+    int kernelBlocks = region.shape().kernelBlocks();
     if (declared % physicalStride != 0) {
       throw UMBPException.invalid(
           "layer '%s': KV block stride mismatch: physical stride %d must divide the declared stride"
               + " %d",
           layer, physicalStride, declared);
     }
-    if (!region.pageSegments().isEmpty()) {
-      if (physicalStride != declared) {
+    long parts = declared / physicalStride;
+    if (kernelBlocks > 1) {
+      if (parts != 1 && parts != kernelBlocks) {
         throw UMBPException.invalid(
-            "layer '%s': page segments need the declared stride %d, but the physical stride is %d;"
-                + " segments inside smaller kernel blocks are not supported",
-            layer, declared, physicalStride);
+            "layer '%s': KV block stride mismatch: physical stride %d is neither the declared stride"
+                + " %d nor that of one of its %d kernel blocks",
+            layer, physicalStride, declared, kernelBlocks);
       }
-      return 1;
+    } else if (region.pageSegments().isEmpty()) {
+      if (bytes > physicalStride && bytes % physicalStride != 0) {
+        throw UMBPException.invalid(
+            "layer '%s': KV block stride mismatch: block bytes %d are no multiple of the physical"
+                + " stride %d",
+            layer, bytes, physicalStride);
+      }
+      parts = Math.max(1, bytes / physicalStride);
     }
-    long bytes = region.blockBytes();
-    if (bytes <= physicalStride) {
-      return 1;
-    }
-    if (bytes % physicalStride != 0) {
+    if (parts > TensorGeometry.MAX_PAGE_SEGMENTS) {
       throw UMBPException.invalid(
-          "layer '%s': KV block stride mismatch: block bytes %d are no multiple of the physical"
-              + " stride %d",
-          layer, bytes, physicalStride);
+          "layer '%s': one block is %d kernel blocks of %d bytes, the limit is %d",
+          layer, parts, physicalStride, TensorGeometry.MAX_PAGE_SEGMENTS);
     }
-    long parts = bytes / physicalStride;
     if (parts > physicalBlocks) {
       throw UMBPException.invalid(
           "layer '%s': one block needs %d kernel blocks of %d bytes, the tensor has %d",
@@ -106,29 +112,50 @@ final class LayoutChecks {
     return (int) parts;
   }
 
-  private static void checkSize(KVRegion region, KVCacheTensor tensor) {
-    long lastBlock = (tensor.blockCount() - 1) * tensor.blockStride();
+  /**
+   * Refuses a page of unknown inner order that could be one physical block or spread over several:
+   * taken for one, it would be read from the place of another block.
+   */
+  private static void checkPlaceOfSmallPage(KVRegion region, long physicalStride) {
+    if (region.blockBytes() <= physicalStride
+        && physicalStride < region.blockStride()
+        && region.pageSegments().isEmpty()
+        && region.shape().kernelBlocks() == 1) {
+      throw UMBPException.invalid(
+          "layer '%s': KV block stride mismatch: the page of %d bytes fits into the physical stride"
+              + " %d, but the declared stride is %d; declare the physical stride, or the page's kernel"
+              + " blocks",
+          region.layerName(), region.blockBytes(), physicalStride, region.blockStride());
+    }
+  }
+
+  /** The blocks of a layer in a tensor, and the runs of each relative to its start. */
+  private record Blocks(int count, long stride, List<PageSegment> runs) {}
+
+  private static Blocks blocks(KVRegion region, KVCacheTensor tensor) {
+    long physicalStride = tensor.blockStride();
+    int parts = physicalBlocksPerBlock(region, physicalStride, tensor.blockCount());
+    List<PageSegment> runs =
+        region.pageSegments().isEmpty()
+            ? List.of(new PageSegment(0, region.blockBytes()))
+            : region.pageSegments();
+    return new Blocks(tensor.blockCount() / parts, parts * physicalStride, runs);
+  }
+
+  private static void checkSize(KVRegion region, Blocks blocks, KVCacheTensor tensor) {
+    long lastBlock = (blocks.count - 1) * blocks.stride;
     long room = tensor.sizeBytes() - lastBlock;
-    for (KVRegion.PageSegment run : runs(region, tensor.blockStride())) {
+    for (PageSegment run : blocks.runs) {
       if (run.offset() > room - run.length()) {
         throw UMBPException.invalid(
             "layer '%s': tensor has %d bytes, but its %d blocks of stride %d need %d",
             region.layerName(),
             tensor.sizeBytes(),
-            tensor.blockCount(),
-            tensor.blockStride(),
-            LongMath.saturatedAdd(lastBlock, LongMath.saturatedAdd(run.offset(), run.length())));
+            blocks.count,
+            blocks.stride,
+            LongMath.saturatedAdd(lastBlock, run.offset() + run.length()));
       }
     }
-  }
-
-  /** The runs of a physical block. */
-  private static List<KVRegion.PageSegment> runs(KVRegion region, long physicalStride) {
-    if (region.pageSegments().isEmpty()) {
-      long length = Math.min(region.blockBytes(), physicalStride);
-      return List.of(new KVRegion.PageSegment(0, length));
-    }
-    return region.pageSegments();
   }
 
   private static void checkOverlaps(
@@ -139,14 +166,15 @@ final class LayoutChecks {
       KVRegion region = regions.get(i);
       KVCacheTensor tensor = tensors.get(i);
       if (region.groupId() == groupId) {
-        for (KVRegion.PageSegment run : runs(region, tensor.blockStride())) {
+        Blocks blocks = blocks(region, tensor);
+        for (PageSegment run : blocks.runs) {
           MemoryStrip strip =
               new MemoryStrip(
                   region.layerName(),
                   0,
                   tensor.address() + run.offset(),
-                  tensor.blockStride(),
-                  tensor.blockCount(),
+                  blocks.stride,
+                  blocks.count,
                   run.length());
           addStrips(strip, tensor, buffers, strips);
         }

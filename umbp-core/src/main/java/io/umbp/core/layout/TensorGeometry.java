@@ -1,7 +1,6 @@
 package io.umbp.core.layout;
 
 import io.umbp.api.KVPageShape;
-import io.umbp.api.KVPageShape.Axis;
 import io.umbp.api.KVRegion;
 import io.umbp.api.KVRegion.PageSegment;
 import io.umbp.api.RankTopology;
@@ -19,71 +18,112 @@ import java.util.Objects;
  * The strides of one tensor on one rank: works the places of all pages out from the order of its
  * axes.
  *
- * <p>A block is some kernel blocks in a row, each of which holds, in the order of the layout, the
- * axes inside of B. An object has a page's bytes in the same order, without the axes L and B.
+ * <p>The axis B counts kernel blocks; a block is some of them in a row. What lies inside both L and
+ * B is a layer's piece of a kernel block: pieces of different layers may differ in size, so the
+ * axis L has offsets and no stride. Where B is inside L, all pieces of a tensor get the stride of
+ * the largest. An axis other than L outside of B makes planes, each with all blocks.
  */
 final class TensorGeometry {
   /** Greatest number of runs of one page. */
   static final int MAX_PAGE_SEGMENTS = 1 << 16;
 
   private final Tensor tensor;
-  private final int planes;
+  private final List<KVCacheLayout.Axis> axes;
+  private final List<List<Page>> slots = new ArrayList<>();
+
+  /** Bytes of the pieces of all layers next to each other. */
+  private final long layersBytes;
+
+  /** Bytes from one kernel block to the next. */
   private final long kernelStride;
-  private final List<List<Page>> pages = new ArrayList<>();
+
+  /** Bytes of a plane: all blocks. */
+  private final long planeBytes;
 
   /** A layer and the group that it is in. */
   record Member(Layer layer, int groupId) {}
 
-  /** One layer's page: its shape, and the bytes that it takes next to each other at one place. */
-  private record Page(Layer layer, int groupId, KVPageShape shape, long pieceBytes) {}
+  /** One layer's page, and its bytes inside both L and B. */
+  private record Page(Layer layer, int groupId, KVPageShape shape, long pieceBytes) {
+    String name() {
+      return layer.name();
+    }
+  }
 
   TensorGeometry(Tensor tensor, RankTopology topology, Map<String, Member> members) {
     this.tensor = tensor;
-    boolean hasPlanes = false;
+    axes = tensor.layout().axes(tensor.split());
     for (Slot slot : tensor.slots()) {
-      List<Page> ofSlot = new ArrayList<>();
+      List<Page> pages = new ArrayList<>();
       for (String name : slot.layers()) {
-        Page page = page(Objects.requireNonNull(members.get(name)), topology);
-        hasPlanes |= tensor.split() == KVSplit.PLANES && page.shape.size(Axis.KV) == 2;
-        ofSlot.add(page);
+        pages.add(page(Objects.requireNonNull(members.get(name)), topology));
       }
-      pages.add(ofSlot);
+      slots.add(pages);
     }
-    planes = hasPlanes ? 2 : 1;
-    long packed = packedKernelStride();
-    String first = tensor.slots().get(0).layers().get(0);
-    long given = tensor.blockStride() / tensor.kernelBlocks();
-    if (tensor.blockStride() != Tensor.PACKED && given < packed) {
-      throw UMBPException.invalid(
-          "layer '%s': the block stride %d is less than the %d bytes of a block",
-          first, tensor.blockStride(), exact(first, packed, tensor.kernelBlocks()));
-    }
-    kernelStride = tensor.blockStride() == Tensor.PACKED ? packed : given;
+    layersBytes = layersBytes();
+    kernelStride = kernelStride();
+    String first = firstPage().name();
+    planeBytes =
+        times(first, times(first, kernelStride, tensor.kernelBlocks()), tensor.blockCount());
+  }
+
+  private Page firstPage() {
+    return slots.get(0).get(0);
   }
 
   private Page page(Member member, RankTopology topology) {
     Layer layer = member.layer;
-    int kernelBlocks = tensor.kernelBlocks();
     if (layer.spec() instanceof KVCacheSpec.State state) {
-      boolean isInOnePiece =
-          isPageOneRun()
-              && tensor.split() != KVSplit.PLANES
-              && (isLayerFirst() || kernelBlocks == 1);
-      if (!isInOnePiece) {
-        throw UMBPException.invalid(
-            "layer '%s': a state is one run of bytes; layout %s with split %s and %d kernel blocks"
-                + " cuts a block up",
-            layer.name(), tensor.layout(), tensor.split(), kernelBlocks);
-      }
-      long piece = -Math.floorDiv(-state.pageBytes(), (long) kernelBlocks);
+      checkState(layer.name());
+      long piece = -Math.floorDiv(-state.pageBytes(), (long) tensor.kernelBlocks());
       return new Page(
           layer, member.groupId, KVPageShape.opaque(layer.name(), state.pageBytes()), piece);
     }
-    KVCacheSpec.Attention spec = (KVCacheSpec.Attention) layer.spec();
+    KVPageShape shape = shape(layer.name(), (KVCacheSpec.Attention) layer.spec(), topology);
+    long piece = shape.contentBytes() * size(shape, innerOfLayerAndBlock() + 1, axes.size());
+    return new Page(layer, member.groupId, shape, piece);
+  }
+
+  /** How many elements of a page the axes [from, to) have. */
+  private long size(KVPageShape shape, int from, int to) {
+    long size = 1;
+    for (KVCacheLayout.Axis axis : axes.subList(from, to)) {
+      size *= size(shape, axis);
+    }
+    return size;
+  }
+
+  private static int size(KVPageShape shape, KVCacheLayout.Axis axis) {
+    return switch (axis) {
+      case LAYER -> 1;
+      case BLOCK -> shape.kernelBlocks();
+      case KV -> shape.size(KVPageShape.Axis.KV);
+      case HEAD -> shape.heads();
+      case TOKEN -> shape.size(KVPageShape.Axis.TOKEN);
+    };
+  }
+
+  private int innerOfLayerAndBlock() {
+    return Math.max(axes.indexOf(KVCacheLayout.Axis.LAYER), axes.indexOf(KVCacheLayout.Axis.BLOCK));
+  }
+
+  /** A state has neither heads nor tokens that could lie apart: its block must be in one piece. */
+  private void checkState(String layer) {
+    boolean isBlockWhole = tensor.layout().isLayerFirst() || tensor.kernelBlocks() == 1;
+    if (innerOfLayerAndBlock() > 1 || !isBlockWhole) {
+      throw UMBPException.invalid(
+          "layer '%s': a state is one run of bytes; layout %s with split %s and %d kernel blocks"
+              + " cuts a block up",
+          layer, tensor.layout(), tensor.split(), tensor.kernelBlocks());
+    }
+  }
+
+  private KVPageShape shape(String layer, KVCacheSpec.Attention spec, RankTopology topology) {
+    int kernelBlocks = tensor.kernelBlocks();
     if (spec.blockSize() % kernelBlocks != 0) {
       throw UMBPException.invalid(
           "layer '%s': %d kernel blocks do not divide the block size %d",
-          layer.name(), kernelBlocks, spec.blockSize());
+          layer, kernelBlocks, spec.blockSize());
     }
     long keyBytes = (long) spec.keySize() * spec.elementType().sizeBytes();
     long valueBytes = (long) spec.valueSize() * spec.elementType().sizeBytes();
@@ -92,25 +132,20 @@ final class TensorGeometry {
       throw UMBPException.invalid(
           "layer '%s': keys of %d and values of %d bytes have no common stride; declare them as two"
               + " layers, or as fused",
-          layer.name(), keyBytes, valueBytes);
+          layer, keyBytes, valueBytes);
     }
-    KVPageShape shape =
-        new KVPageShape(
-            axes(isSeparate),
-            spec.kvHeads(),
-            headsOnRank(layer.name(), spec, topology),
-            spec.blockSize(),
-            kernelBlocks,
-            keyBytes,
-            valueBytes);
-    long outside = (isPageOneRun() ? 1L : shape.heads()) * kernelBlocks;
-    if (isSeparate && tensor.split() == KVSplit.PLANES) {
-      outside *= 2;
-    }
-    return new Page(layer, member.groupId, shape, shape.pageBytes() / outside);
+    return new KVPageShape(
+        shapeAxes(isSeparate),
+        spec.kvHeads(),
+        headsOnRank(layer, spec, topology),
+        spec.blockSize(),
+        kernelBlocks,
+        keyBytes,
+        valueBytes);
   }
 
-  private static int headsOnRank(String layer, KVCacheSpec.Attention spec, RankTopology topology) {
+  /** How many KV heads of an attention layer a rank has. */
+  static int headsOnRank(String layer, KVCacheSpec.Attention spec, RankTopology topology) {
     int heads = spec.kvHeads();
     int ranks = topology.tpSize();
     if (spec.sharding() == TPSharding.REPLICATED) {
@@ -123,198 +158,174 @@ final class TensorGeometry {
     return Math.max(1, heads / ranks);
   }
 
-  private boolean isPageOneRun() {
-    return tensor.layout() != KVCacheLayout.LHBNC && tensor.layout() != KVCacheLayout.BHLNC;
+  /** A page has the axes of the tensor in the same order, B being its kernel blocks. */
+  private List<KVPageShape.Axis> shapeAxes(boolean isSeparate) {
+    List<KVPageShape.Axis> ofPage = new ArrayList<>();
+    for (KVCacheLayout.Axis axis : axes) {
+      switch (axis) {
+        case LAYER -> {}
+        case BLOCK -> {
+          if (tensor.kernelBlocks() > 1) {
+            ofPage.add(KVPageShape.Axis.KERNEL_BLOCK);
+          }
+        }
+        case KV -> {
+          if (isSeparate) {
+            ofPage.add(KVPageShape.Axis.KV);
+          }
+        }
+        case HEAD -> ofPage.add(KVPageShape.Axis.HEAD);
+        case TOKEN -> ofPage.add(KVPageShape.Axis.TOKEN);
+      }
+    }
+    return ofPage;
   }
 
-  private boolean isLayerFirst() {
-    return switch (tensor.layout()) {
-      case LBHNC, LBNHC, LHBNC -> true;
-      case BLHNC, BLNHC, BHLNC -> false;
-    };
+  private long kernelStride() {
+    long packed = packedKernelStride();
+    if (tensor.blockStride() == Tensor.PACKED) {
+      return packed;
+    }
+    long given = tensor.blockStride() / tensor.kernelBlocks();
+    if (given < packed) {
+      String first = firstPage().name();
+      throw UMBPException.invalid(
+          "layer '%s': the block stride %d is less than the %d bytes of a block",
+          first, tensor.blockStride(), times(first, packed, tensor.kernelBlocks()));
+    }
+    return given;
   }
 
-  /** The axes of a page outermost first: those of the layout without L and B. */
-  private List<Axis> axes(boolean isSeparate) {
-    List<Axis> axes = new ArrayList<>();
-    if (isSeparate && tensor.split() == KVSplit.PLANES) {
-      axes.add(Axis.KV);
-    }
-    if (tensor.layout() == KVCacheLayout.LHBNC) {
-      axes.add(Axis.HEAD);
-    }
-    if (tensor.kernelBlocks() > 1) {
-      axes.add(Axis.KERNEL_BLOCK);
-    }
-    if (tensor.layout() == KVCacheLayout.BHLNC) {
-      axes.add(Axis.HEAD);
-    }
-    if (isSeparate && tensor.split() == KVSplit.BLOCKS) {
-      axes.add(Axis.KV);
-    }
-    switch (tensor.layout()) {
-      case LBHNC, BLHNC -> axes.addAll(List.of(Axis.HEAD, Axis.TOKEN));
-      case LBNHC, BLNHC -> axes.addAll(List.of(Axis.TOKEN, Axis.HEAD));
-      case LHBNC, BHLNC -> axes.add(Axis.TOKEN);
-    }
-    return axes;
-  }
-
-  /** The bytes of one kernel block at one place of each outer axis. */
   private long packedKernelStride() {
-    Page first = pages.get(0).get(0);
-    long sum = 0;
-    long greatest = 0;
-    for (List<Page> slot : pages) {
-      long piece = pieceBytes(slot);
-      sum = plus(slot, sum, piece);
-      greatest = Math.max(greatest, piece);
+    if (tensor.layout().isLayerFirst()) {
+      return slots.stream().mapToLong(TensorGeometry::pieceBytes).max().orElseThrow();
+    }
+    checkHeadsOutsideOfLayers();
+    Page first = firstPage();
+    int inBlock = axes.indexOf(KVCacheLayout.Axis.BLOCK) + 1;
+    return times(first.name(), layersBytes, size(first.shape, inBlock, innerOfLayerAndBlock()));
+  }
+
+  private void checkHeadsOutsideOfLayers() {
+    if (tensor.layout() != KVCacheLayout.BHLNC) {
+      return;
+    }
+    Page first = firstPage();
+    for (List<Page> slot : slots) {
       for (Page page : slot) {
-        if (tensor.layout() == KVCacheLayout.BHLNC
-            && (page.pieceBytes != first.pieceBytes || page.shape.heads() != first.shape.heads())) {
+        if (page.shape.heads() != first.shape.heads()) {
           throw UMBPException.invalid(
-              "layer '%s': %d heads of %d bytes, but layer '%s' has %d of %d; layers inside of"
-                  + " heads must be alike",
-              page.layer.name(),
-              page.shape.heads(),
-              page.pieceBytes,
-              first.layer.name(),
-              first.shape.heads(),
-              first.pieceBytes);
+              "layer '%s' has %d heads, layer '%s' has %d; layers inside of heads must have the same",
+              page.name(), page.shape.heads(), first.name(), first.shape.heads());
         }
       }
     }
-    return switch (tensor.layout()) {
-      case LBHNC, LBNHC, LHBNC -> greatest;
-      case BLHNC, BLNHC -> sum;
-      case BHLNC -> exact(first.layer.name(), sum, first.shape.heads());
-    };
+  }
+
+  private long layersBytes() {
+    long sum = 0;
+    for (List<Page> slot : slots) {
+      sum = plus(slot.get(0).name(), sum, pieceBytes(slot));
+    }
+    return sum;
   }
 
   private static long pieceBytes(List<Page> slot) {
     return slot.stream().mapToLong(Page::pieceBytes).max().orElseThrow();
   }
 
+  private long planesBytes(List<Page> pages) {
+    int block = axes.indexOf(KVCacheLayout.Axis.BLOCK);
+    long planes = pages.stream().mapToLong(page -> size(page.shape, 0, block)).max().orElseThrow();
+    return times(pages.get(0).name(), planeBytes, planes);
+  }
+
   /** Works all places out. */
   TensorPlan plan() {
-    List<PlannedLayer> planned = new ArrayList<>();
-    String first = pages.get(0).get(0).layer.name();
-    long blockStride = exact(first, kernelStride, tensor.kernelBlocks());
-    long blocksBytes = exact(first, blockStride, tensor.blockCount());
+    boolean isLayerFirst = tensor.layout().isLayerFirst();
+    List<Page> pages = new ArrayList<>();
+    List<Long> offsets = new ArrayList<>();
     long offset = 0;
-    for (List<Page> slot : pages) {
-      long heads = 1;
+    for (List<Page> slot : slots) {
       for (Page page : slot) {
-        planned.add(new PlannedLayer(region(page, blockStride, blocksBytes), offset));
-        heads = Math.max(heads, page.shape.heads());
+        pages.add(page);
+        offsets.add(offset);
       }
-      long slotBytes = pieceBytes(slot);
-      if (isLayerFirst()) {
-        String name = slot.get(0).layer.name();
-        slotBytes = exact(name, blocksBytes, planes);
-        if (tensor.layout() == KVCacheLayout.LHBNC) {
-          slotBytes = exact(name, slotBytes, heads);
-        }
-      }
-      offset = plus(slot, offset, slotBytes);
+      long slotBytes = isLayerFirst ? planesBytes(slot) : pieceBytes(slot);
+      offset = plus(slot.get(0).name(), offset, slotBytes);
     }
-    long sizeBytes = isLayerFirst() ? offset : exact(first, blocksBytes, planes);
+    long sizeBytes = isLayerFirst ? offset : planesBytes(pages);
+    List<PlannedLayer> planned = new ArrayList<>();
+    for (int i = 0; i < pages.size(); i++) {
+      planned.add(new PlannedLayer(region(pages.get(i)), offsets.get(i)));
+    }
     return new TensorPlan(sizeBytes, tensor.blockCount(), planned);
   }
 
-  private KVRegion region(Page page, long blockStride, long blocksBytes) {
-    KVPageShape shape = page.shape;
-    String name = page.layer.name();
-    List<PageSegment> runs = runs(name, shape, stridesOutermostFirst(page, blocksBytes));
-    PageSegment first = runs.get(0);
-    boolean isOneRun = runs.size() == 1 && first.length() <= blockStride;
+  private KVRegion region(Page page) {
+    long blockStride = kernelStride * tensor.kernelBlocks();
+    List<PageSegment> runs = runs(page);
+    boolean isOneRun = runs.size() == 1 && runs.get(0).length() <= blockStride;
     return new KVRegion(
-        name,
+        page.name(),
         page.groupId,
         blockStride,
-        shape.pageBytes(),
+        page.shape.pageBytes(),
         0,
         page.layer.spec().blockSize(),
         isOneRun ? List.of() : runs,
-        shape);
+        page.shape);
   }
 
-  private long[] stridesOutermostFirst(Page page, long blocksBytes) {
-    KVPageShape shape = page.shape;
-    String name = page.layer.name();
-    List<Axis> axes = shape.axes();
-    long[] strides = new long[axes.size()];
-    long inner = shape.contentBytes();
+  /** The runs of a page in the order of the object, which is that of their addresses. */
+  private List<PageSegment> runs(Page page) {
+    List<PageSegment> runs = List.of(new PageSegment(0, page.shape.contentBytes()));
+    long inside = page.shape.contentBytes();
     for (int i = axes.size() - 1; i >= 0; i--) {
-      Axis axis = axes.get(i);
-      strides[i] =
-          switch (axis) {
-            case KERNEL_BLOCK -> kernelStride;
-            case TOKEN -> inner;
-            case KV ->
-                tensor.split() == KVSplit.BLOCKS
-                    ? inner
-                    : exact(
-                        name,
-                        blocksBytes,
-                        tensor.layout() == KVCacheLayout.LHBNC ? shape.heads() : 1);
-            case HEAD ->
-                switch (tensor.layout()) {
-                  case LBHNC, LBNHC, BLHNC, BLNHC -> inner;
-                  case LHBNC -> blocksBytes;
-                  case BHLNC -> exact(name, pieceBytes(pages.get(0)), pages.size());
-                };
-          };
-      inner = exact(name, strides[i], shape.size(axis));
-    }
-    return strides;
-  }
-
-  /** The runs of a page in object order, adjacent ones merged. */
-  private static List<PageSegment> runs(String layer, KVPageShape shape, long[] strides) {
-    List<Axis> axes = shape.axes();
-    int inside = axes.size();
-    long length = shape.contentBytes();
-    while (inside > 0 && (strides[inside - 1] == length || shape.size(axes.get(inside - 1)) == 1)) {
-      inside--;
-      length = exact(layer, length, shape.size(axes.get(inside)));
-    }
-    List<PageSegment> runs = new ArrayList<>();
-    long count = 1;
-    for (int i = 0; i < inside; i++) {
-      count = exact(layer, count, shape.size(axes.get(i)));
-    }
-    if (count > MAX_PAGE_SEGMENTS) {
-      throw UMBPException.invalid(
-          "layer '%s': a page of %d runs, the limit is %d", layer, count, MAX_PAGE_SEGMENTS);
-    }
-    for (long number = 0; number < count; number++) {
-      long rest = number;
-      long offset = 0;
-      for (int i = inside - 1; i >= 0; i--) {
-        int size = shape.size(axes.get(i));
-        offset += rest % size * strides[i];
-        rest /= size;
-      }
-      int last = runs.size() - 1;
-      if (last >= 0 && runs.get(last).offset() + runs.get(last).length() == offset) {
-        PageSegment before = runs.remove(last);
-        runs.add(new PageSegment(before.offset(), before.length() + length));
-      } else {
-        runs.add(new PageSegment(offset, length));
+      KVCacheLayout.Axis axis = axes.get(i);
+      switch (axis) {
+        case LAYER -> inside = layersBytes;
+        case BLOCK -> {
+          runs = repeat(page.name(), runs, size(page.shape, axis), kernelStride);
+          inside = planeBytes;
+        }
+        default -> {
+          runs = repeat(page.name(), runs, size(page.shape, axis), inside);
+          inside *= size(page.shape, axis);
+        }
       }
     }
     return runs;
   }
 
-  private static long plus(List<Page> slot, long a, long b) {
+  private static List<PageSegment> repeat(
+      String layer, List<PageSegment> runs, int times, long stride) {
+    PageSegment first = runs.get(0);
+    if (runs.size() == 1 && (times == 1 || first.length() == stride)) {
+      return List.of(new PageSegment(0, first.length() * times));
+    }
+    long count = (long) runs.size() * times;
+    if (count > MAX_PAGE_SEGMENTS) {
+      throw UMBPException.invalid(
+          "layer '%s': a page of %d runs, the limit is %d", layer, count, MAX_PAGE_SEGMENTS);
+    }
+    List<PageSegment> repeated = new ArrayList<>((int) count);
+    for (int i = 0; i < times; i++) {
+      for (PageSegment run : runs) {
+        repeated.add(new PageSegment(run.offset() + i * stride, run.length()));
+      }
+    }
+    return repeated;
+  }
+
+  private static long plus(String layer, long a, long b) {
     if (b > Long.MAX_VALUE - a) {
-      throw tooLarge(slot.get(0).layer.name());
+      throw tooLarge(layer);
     }
     return a + b;
   }
 
-  private static long exact(String layer, long a, long b) {
+  private static long times(String layer, long a, long b) {
     if (Math.multiplyHigh(a, b) != 0 || a * b < 0) {
       throw tooLarge(layer);
     }

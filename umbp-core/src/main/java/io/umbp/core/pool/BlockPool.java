@@ -36,6 +36,7 @@ public final class BlockPool {
   private long unpublishedCount;
   private long pinCount;
   private long storedCount;
+  private long storedBytes;
   private long evictedCount;
   private long droppedCount;
   private long doubleReleaseCount;
@@ -132,7 +133,7 @@ public final class BlockPool {
    * @param row the key's hash
    * @param objectBytes size of the object
    * @param lease the job's pins
-   * @param key index of the key in the job
+   * @param pin index of the free pin that the new object gets
    * @param expiresAtNanos the writer's deadline, from which on another job may write the key anew
    * @return the object; null when {@link #needsSlab} says so, or when nothing can be evicted
    */
@@ -142,7 +143,7 @@ public final class BlockPool {
       int row,
       long objectBytes,
       Lease lease,
-      int key,
+      int pin,
       long expiresAtNanos) {
     SlabPool.SizeClass sizeClass = slabs.sizeClass(objectBytes);
     SlabPool.Slab slab = null;
@@ -179,7 +180,7 @@ public final class BlockPool {
     index.add(object);
     unpublishedCount++;
     object.holders = 1;
-    pin(lease, key, object);
+    pin(lease, pin, object);
     return object;
   }
 
@@ -223,25 +224,25 @@ public final class BlockPool {
   /**
    * Creates a job's empty set of pins.
    *
-   * @param keys number of keys
+   * @param pins how many objects it can pin
    * @return the lease
    */
-  public Lease lease(int keys) {
-    return new Lease(keys);
+  public Lease lease(int pins) {
+    return new Lease(pins);
   }
 
   /**
    * Pins an object for a copy.
    *
    * @param lease the job's pins
-   * @param key index of a key that pins nothing
+   * @param pin index of a free pin
    * @param object the object
    */
-  public void pin(Lease lease, int key, PooledObject object) {
-    if (lease.objects[key] != null) {
-      throw new IllegalStateException("key " + key + " already pins " + object.key());
+  public void pin(Lease lease, int pin, PooledObject object) {
+    if (lease.objects[pin] != null) {
+      throw new IllegalStateException("pin " + pin + " already has " + object.key());
     }
-    lease.objects[key] = object;
+    lease.objects[pin] = object;
     object.copies++;
     pinCount++;
   }
@@ -250,15 +251,15 @@ public final class BlockPool {
    * Gives a pin back after its copy has ended. Giving it back twice changes nothing and is counted.
    *
    * @param lease the job's pins
-   * @param key index of the key
+   * @param pin index of the pin
    */
-  public void release(Lease lease, int key) {
-    PooledObject object = lease.objects[key];
+  public void release(Lease lease, int pin) {
+    PooledObject object = lease.objects[pin];
     if (object == null) {
       doubleReleaseCount++;
       return;
     }
-    lease.objects[key] = null;
+    lease.objects[pin] = null;
     object.copies--;
     pinCount--;
     if (object.state == State.DOOMED && object.copies == 0) {
@@ -298,6 +299,7 @@ public final class BlockPool {
   public void complete(PooledObject object) {
     object.state = State.COMPLETE;
     storedCount++;
+    storedBytes += object.sizeBytes();
   }
 
   /**
@@ -388,6 +390,7 @@ public final class BlockPool {
         unpublishedCount,
         pinCount,
         storedCount,
+        storedBytes,
         evictedCount,
         droppedCount,
         doubleReleaseCount);

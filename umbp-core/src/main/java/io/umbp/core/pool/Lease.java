@@ -3,24 +3,24 @@ package io.umbp.core.pool;
 import org.jspecify.annotations.Nullable;
 
 /**
- * The pins of one job: while a key of it is pinned, a copy may use the object's slot, and the slot
- * is neither evicted nor reused. Each key has at most one pin, so that one job can never give back
- * another's. Made and changed by {@link BlockPool}; guarded by its owner.
+ * The pins of one job: while one of them has an object, a copy may use the object's slot, and the
+ * slot is neither evicted nor reused. Each pin has at most one object, so that one job can never
+ * give back another's. Made and changed by {@link BlockPool}; guarded by its owner.
  */
 public final class Lease {
   final @Nullable PooledObject[] objects;
 
-  Lease(int keys) {
-    objects = new PooledObject[keys];
+  Lease(int pins) {
+    objects = new PooledObject[pins];
   }
 
   /**
-   * Returns the object that a key pins.
+   * Returns the object of a pin.
    *
-   * @param key index of the key in the job
-   * @return the object, or null when the key pins none
+   * @param pin index of the pin
+   * @return the object, or null when the pin is free
    */
-  public @Nullable PooledObject object(int key) {
-    return objects[key];
+  public @Nullable PooledObject object(int pin) {
+    return objects[pin];
   }
 }

@@ -11,6 +11,7 @@ package io.umbp.core.pool;
  * @param unpublishedObjects objects being written, or written and not published
  * @param leases pins held by running copies
  * @param storedObjects objects whose bytes have landed since the start
+ * @param storedBytes their bytes
  * @param evictedObjects published objects removed to make room since the start
  * @param droppedObjects objects whose bytes had landed and that nobody published: the job was
  *     cancelled, or its deadline passed first
@@ -26,6 +27,7 @@ public record PoolStats(
     long unpublishedObjects,
     long leases,
     long storedObjects,
+    long storedBytes,
     long evictedObjects,
     long droppedObjects,
     long doubleReleases) {}

@@ -14,6 +14,7 @@ import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.core.pool.BlockPool;
 import io.umbp.core.pool.PoolStats;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
@@ -61,9 +62,19 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   private final Set<EmbeddedSchedulerHandle> schedulers = new HashSet<>();
   private final Set<EmbeddedWorkerHandle> workers = new HashSet<>();
   private final Map<UMBPNamespace, String> manifests = new HashMap<>();
+  private final List<LeftCopy> leftCopies = new ArrayList<>();
   private final ReentrantLock closeLock = new ReentrantLock();
   private volatile boolean isClosed;
   private volatile @Nullable CloseResult closeResult;
+
+  /**
+   * A copy that a trial of the layout did not wait for to the end.
+   *
+   * @param ticket the copy
+   * @param bytes the bytes that it moves
+   * @param registration the buffers that it uses, to be taken back from the engine when it ends
+   */
+  record LeftCopy(CopyTicket ticket, long bytes, Registration registration) {}
 
   private EmbeddedRuntime(Builder builder) {
     this.slabBytes = builder.effectiveSlabBytes();
@@ -321,6 +332,48 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   /** Books the end of every live job that has ended or passed its deadline, oldest first. */
   void sweep() {
     callLocked(jobs::live).forEach(this::settle);
+    callLocked(() -> List.copyOf(leftCopies)).forEach(this::settle);
+  }
+
+  /** Takes note of a copy that nobody waits for. Called under the lock. */
+  void keep(LeftCopy copy) {
+    leftCopies.add(copy);
+  }
+
+  /** Returns how many left copies use some buffers. Called under the lock. */
+  int leftCopies(Registration registration) {
+    return (int) leftCopies.stream().filter(copy -> copy.registration == registration).count();
+  }
+
+  /** Returns the bytes that left copies move from or to some buffers. Called under the lock. */
+  long leftBytes(Registration registration) {
+    return leftCopies.stream()
+        .filter(copy -> copy.registration == registration)
+        .mapToLong(LeftCopy::bytes)
+        .sum();
+  }
+
+  private void settle(LeftCopy copy) {
+    boolean hasEnded;
+    try {
+      hasEnded = copy.ticket.poll();
+    } catch (Throwable e) {
+      hasEnded = false;
+    }
+    boolean isMine =
+        hasEnded
+            && callLocked(
+                () -> {
+                  boolean isStillThere = leftCopies.remove(copy);
+                  if (isStillThere) {
+                    copy.registration.activeJobs--;
+                    copy.registration.owner().forget(copy.registration);
+                  }
+                  return isStillThere;
+                });
+    if (isMine) {
+      unregister(copy.registration);
+    }
   }
 
   /** Brings a job up to date, and the jobs whose copies it waits for. */
@@ -603,6 +656,6 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
   /** Returns how many jobs have a copy that has not ended. Called without the lock. */
   int runningJobs() {
-    return callLocked(jobs::runningCount);
+    return callLocked(() -> jobs.runningCount() + leftCopies.size());
   }
 }

@@ -14,17 +14,19 @@ import io.umbp.api.ObjectReach;
 import io.umbp.api.RankNamespace;
 import io.umbp.api.RankTopology;
 import io.umbp.api.RegistrationOptions;
+import io.umbp.api.ShardedSource;
+import io.umbp.api.SupportsShardedLoad;
 import io.umbp.api.TransferDirection;
 import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
-import io.umbp.api.UMBPWorkerHandle;
 import io.umbp.api.spi.CopyBatch;
 import io.umbp.api.spi.CopyTicket;
 import io.umbp.core.layout.KVLayoutPlanner;
 import io.umbp.core.layout.KVLayoutPlanner.LayerPlacement;
 import io.umbp.core.pool.KeySpace;
 import io.umbp.core.pool.PooledObject;
+import io.umbp.core.runtime.EmbeddedRuntime.LeftCopy;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -32,10 +34,15 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
+import java.util.concurrent.TimeUnit;
 import org.jspecify.annotations.Nullable;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 
 /** One rank's door to an {@link EmbeddedRuntime}. Thread-safe; guarded by the runtime's lock. */
-final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
+final class EmbeddedWorkerHandle implements SupportsShardedLoad {
+  private static final Logger log = LoggerFactory.getLogger(EmbeddedWorkerHandle.class);
+
   private final EmbeddedRuntime runtime;
   private final UMBPNamespace namespace;
   private final RankNamespace rank;
@@ -110,19 +117,71 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       Map<String, KVCacheTensor> kvCaches, RegistrationOptions options) {
     Map<String, LayerPlacement> placements = new HashMap<>();
     List<KVCacheTensor> registered = new ArrayList<>();
+    List<TrialCanaries.Span> memory = new ArrayList<>();
+    Registration candidate = null;
+    TrialCopies copies = new TrialCopies(runtime);
     try {
       for (Map.Entry<String, KVCacheTensor> layer : kvCaches.entrySet()) {
         KVCacheTensor tensor = layer.getValue();
         long base = runtime.engine.register(tensor);
         registered.add(tensor);
         placements.put(layer.getKey(), LayerPlacement.of(base, tensor));
+        memory.add(new TrialCanaries.Span(base, base + tensor.sizeBytes()));
       }
       KVLayoutPlanner planner = KVLayoutPlanner.place(layout, placements);
-      return new Registration(this, planner, registered, options.origin());
+      candidate = new Registration(this, planner, registered, options.origin());
+      tryOut(candidate, memory, options.trial(), copies);
+      return candidate;
     } catch (Throwable e) {
-      registered.forEach(runtime.engine::unregister);
+      CopyTicket unfinished = copies.unfinished();
+      if (candidate == null || unfinished == null) {
+        registered.forEach(runtime.engine::unregister);
+      } else {
+        retire(candidate, unfinished, copies);
+      }
       throw e;
     }
+  }
+
+  private void tryOut(
+      Registration candidate,
+      List<TrialCanaries.Span> memory,
+      RegistrationOptions.@Nullable Trial trial,
+      TrialCopies copies) {
+    int layers = layout.regions().size();
+    if (trial == null) {
+      log.info(
+          "{} layers of {} are registered without a trial: only bounds and overlap were checked, not"
+              + " where the engine puts KV",
+          layers,
+          rank);
+      return;
+    }
+    long start = System.nanoTime();
+    long places =
+        LayoutTrial.run(
+            candidate.planner(), candidate.deviceOrdinal(), memory, trial, namespace, copies);
+    log.debug(
+        "the layout of {} layers of {} held in a trial of {} places in {} us",
+        layers,
+        rank,
+        places,
+        TimeUnit.NANOSECONDS.toMicros(System.nanoTime() - start));
+  }
+
+  /** Keeps buffers that a trial's copy still uses, until it ends or they are taken back. */
+  private void retire(Registration candidate, CopyTicket unfinished, TrialCopies copies) {
+    runtime.runLocked(
+        () -> {
+          candidate.isRetiring = true;
+          candidate.isAbandoned = true;
+          candidate.activeJobs++;
+          if (!isClosed) {
+            registration = candidate;
+          }
+          runtime.keep(new LeftCopy(unfinished, copies.unfinishedBytes(), candidate));
+        });
+    runtime.follow();
   }
 
   @Override
@@ -168,30 +227,44 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
 
   @Override
   public TransferJobState load(List<BlockTransferPlan> plans, DeviceFence destinationFree) {
-    return start(TransferDirection.LOAD, plans, destinationFree);
+    return start(TransferDirection.LOAD, plans, null, destinationFree);
+  }
+
+  @Override
+  public TransferJobState load(
+      List<BlockTransferPlan> plans, ShardedSource source, DeviceFence destinationFree) {
+    Objects.requireNonNull(source, "source");
+    return start(TransferDirection.LOAD, plans, source, destinationFree);
   }
 
   @Override
   public TransferJobState store(List<BlockTransferPlan> plans, DeviceFence producer) {
-    return start(TransferDirection.STORE, plans, producer);
+    return start(TransferDirection.STORE, plans, null, producer);
   }
 
+  /** Starts a job; a load of pieces has a source. */
   private TransferJobState start(
-      TransferDirection direction, List<BlockTransferPlan> plans, DeviceFence fence) {
+      TransferDirection direction,
+      List<BlockTransferPlan> plans,
+      @Nullable ShardedSource source,
+      DeviceFence fence) {
     Objects.requireNonNull(fence, "fence");
     // The caller's list is read before the lock is taken.
     List<BlockTransferPlan> own = plans instanceof BlockTransferBatch ? plans : List.copyOf(plans);
     BlockTransferBatch batch = PlanChecks.toBatch(direction, own, namespace, layout);
+    ShardedLoad sharded = source == null ? null : ShardedLoad.of(source, batch, layout);
     runtime.tick();
-    TransferJob job = runtime.callLocked(() -> admit(direction, batch, own, fence));
+    TransferJob job = runtime.callLocked(() -> admit(direction, batch, own, sharded, fence));
     try {
-      long[] addresses = new long[batch.size()];
+      long[] addresses = new long[batch.size() * job.objectsPerKey];
       if (direction == TransferDirection.STORE) {
         reserveAll(job, addresses);
-      } else {
+      } else if (sharded == null) {
         runtime.runLocked(() -> leaseAll(job, addresses));
+      } else {
+        runtime.runLocked(() -> sharded.leaseAll(runtime.pool, job, addresses));
       }
-      submit(job, addresses, fence);
+      submit(job, addresses, source, fence);
     } catch (Throwable e) {
       boolean isClosed = e instanceof UMBPException u && u.reason() == UMBPException.Reason.CLOSED;
       abort(job, isClosed ? KeyReason.CLOSED : KeyReason.COPY_FAILED, "not submitted: " + e);
@@ -213,6 +286,7 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
       TransferDirection direction,
       BlockTransferBatch batch,
       List<BlockTransferPlan> plans,
+      @Nullable ShardedLoad sharded,
       DeviceFence fence) {
     checkOpen();
     Registration current = registration;
@@ -234,6 +308,9 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
           direction
               + " of host memory can't wait for a stream; wait for it, then pass hostComplete");
     }
+    if (sharded != null) {
+      checkOrigin(sharded.source(), current);
+    }
     PlanChecks.checkBlocks(direction, batch, plans, current.planner());
     TransferJob job =
         new TransferJob(
@@ -242,10 +319,20 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
             batch,
             current,
             runtime.pool,
+            sharded == null ? 1 : sharded.objectsPerKey(),
             runtime.clock.getAsLong() + runtime.timeoutNanos);
     current.activeJobs++;
     runtime.jobs.enter(job);
     return job;
+  }
+
+  /** Keeps foreign KV out of buffers from which an engine stores as its own. */
+  private static void checkOrigin(ShardedSource source, Registration current) {
+    if (source.namespace().isForeign() && current.origin() == KVOrigin.OWN_WRITER) {
+      throw UMBPException.invalid(
+          "namespace '%s' may hold foreign KV, but the buffers are said to hold the engine's own",
+          source.namespace());
+    }
   }
 
   /**
@@ -386,15 +473,18 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
   }
 
   /** Lowers and submits the rows of a job; a job without rows is done with its copy at once. */
-  private void submit(TransferJob job, long[] addresses, DeviceFence fence) {
+  private void submit(
+      TransferJob job, long[] addresses, @Nullable ShardedSource source, DeviceFence fence) {
     if (Arrays.stream(addresses).allMatch(address -> address == 0)) {
       endCopyAtOnce(job);
       return;
     }
     Registration current = job.registration;
     CopyBatch rows = runtime.callLocked(current::rows);
-    rows.reset(job.direction, current.deviceOrdinal(), addresses.length);
-    if (job.direction == TransferDirection.LOAD) {
+    rows.reset(job.direction, current.deviceOrdinal(), job.batch.size());
+    if (source != null) {
+      current.lowering(source).lowerLayerMajor(job.batch, addresses, rows);
+    } else if (job.direction == TransferDirection.LOAD) {
       current.planner().lowerLayerMajor(job.batch, addresses, rows);
     } else {
       current.planner().lower(job.batch, addresses, rows);
@@ -567,6 +657,16 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
   }
 
   /**
+   * Books that no copy uses buffers any more which a failed registration left. Called under the
+   * lock.
+   */
+  void forget(Registration retired) {
+    if (registration == retired) {
+      registration = null;
+    }
+  }
+
+  /**
    * Books the end of the handle, the first time. Called under the lock.
    *
    * @return the registration to take back from the engine now; one that a copy still uses is taken
@@ -584,9 +684,13 @@ final class EmbeddedWorkerHandle implements UMBPWorkerHandle {
         bytes += job.pinnedBytes();
       }
     }
+    Registration last = registration;
+    if (last != null) {
+      unfinished += runtime.leftCopies(last);
+      bytes += runtime.leftBytes(last);
+    }
     closeResult = new CloseResult(unfinished, bytes);
     runtime.forget(this);
-    Registration last = registration;
     registration = null;
     if (last == null) {
       return null;

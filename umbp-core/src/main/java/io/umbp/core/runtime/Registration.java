@@ -2,14 +2,18 @@ package io.umbp.core.runtime;
 
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVOrigin;
+import io.umbp.api.ShardedSource;
 import io.umbp.api.spi.CopyBatch;
 import io.umbp.core.layout.KVLayoutPlanner;
+import io.umbp.core.layout.TPShardLowering;
 import java.util.ArrayDeque;
 import java.util.List;
+import java.util.stream.Stream;
 
 /** One worker's registered buffers and how many jobs still touch them. */
 final class Registration {
   private static final int MAX_SPARE_ROWS = 16;
+  private static final int MAX_LOWERINGS = 8;
 
   private final EmbeddedWorkerHandle owner;
   private final KVLayoutPlanner planner;
@@ -27,6 +31,9 @@ final class Registration {
   boolean isAbandoned;
 
   private final ArrayDeque<CopyBatch> spareRows = new ArrayDeque<>();
+
+  /** The lowerings of the sources last seen, newest first; replaced as a whole. */
+  private volatile List<TPShardLowering> lowerings = List.of();
 
   Registration(
       EmbeddedWorkerHandle owner,
@@ -71,6 +78,22 @@ final class Registration {
     if (spareRows.size() < MAX_SPARE_ROWS) {
       spareRows.addLast(rows);
     }
+  }
+
+  /**
+   * Returns how loads from a source are lowered: made once for each of the last few sources. Calls
+   * that race make it twice, to no harm. Called without the lock.
+   */
+  TPShardLowering lowering(ShardedSource source) {
+    List<TPShardLowering> known = lowerings;
+    for (TPShardLowering lowering : known) {
+      if (lowering.source().equals(source)) {
+        return lowering;
+      }
+    }
+    TPShardLowering added = TPShardLowering.of(planner, source);
+    lowerings = Stream.concat(Stream.of(added), known.stream()).limit(MAX_LOWERINGS).toList();
+    return added;
   }
 
   boolean isDevice() {

@@ -29,6 +29,9 @@ final class TransferJob {
   final Lease lease;
   final long deadlineNanos;
 
+  /** Objects that a key can have: several for a load of pieces. Their pins stand together. */
+  final int objectsPerKey;
+
   private final BlockPool pool;
   private final @Nullable PooledObject[] held;
   private final KeyOutcome[] outcomes;
@@ -63,6 +66,7 @@ final class TransferJob {
       BlockTransferBatch batch,
       Registration registration,
       BlockPool pool,
+      int objectsPerKey,
       long deadlineNanos) {
     this.id = id;
     this.direction = direction;
@@ -70,7 +74,8 @@ final class TransferJob {
     this.registration = registration;
     this.pool = pool;
     this.deadlineNanos = deadlineNanos;
-    this.lease = pool.lease(batch.size());
+    this.objectsPerKey = objectsPerKey;
+    this.lease = pool.lease(batch.size() * objectsPerKey);
     this.held = new PooledObject[batch.size()];
     this.outcomes = new KeyOutcome[batch.size()];
     this.reasons = new KeyReason[batch.size()];
@@ -107,7 +112,21 @@ final class TransferJob {
   }
 
   private boolean isJoined(int key) {
-    return outcomes[key] == KeyOutcome.PENDING && held[key] != null && lease.object(key) == null;
+    return outcomes[key] == KeyOutcome.PENDING && held[key] != null && pinned(key) == null;
+  }
+
+  /** Returns the first of a key's objects that the copy uses: the one that a store writes. */
+  private @Nullable PooledObject pinned(int key) {
+    return lease.object(key * objectsPerKey);
+  }
+
+  private void release(int key) {
+    int first = key * objectsPerKey;
+    for (int pin = first; pin < first + objectsPerKey; pin++) {
+      if (lease.object(pin) != null) {
+        pool.release(lease, pin);
+      }
+    }
   }
 
   /** Notes that the ticket could not be asked; returns true the first time. */
@@ -180,7 +199,7 @@ final class TransferJob {
     rows = null;
     ticket = null;
     for (int key = 0; key < outcomes.length; key++) {
-      PooledObject object = lease.object(key);
+      PooledObject object = pinned(key);
       if (object == null) {
         continue;
       }
@@ -190,7 +209,7 @@ final class TransferJob {
       } else {
         endRead(key, failure);
       }
-      pool.release(lease, key);
+      release(key);
     }
   }
 
@@ -288,9 +307,7 @@ final class TransferJob {
         doomWritten(key, KeyReason.WRITER_FAILED);
         end(key, KeyOutcome.FAILED, reason, detail);
       }
-      if (lease.object(key) != null) {
-        pool.release(lease, key);
-      }
+      release(key);
     }
     hasCopyEnded = true;
     rows = null;
@@ -298,7 +315,7 @@ final class TransferJob {
   }
 
   private void doomWritten(int key, KeyReason reason) {
-    PooledObject object = lease.object(key);
+    PooledObject object = pinned(key);
     if (direction == TransferDirection.STORE
         && object != null
         && object.state() != PooledObject.State.DOOMED) {
@@ -323,8 +340,8 @@ final class TransferJob {
   /** Returns the bytes of the slots that the job's copy still uses. */
   long pinnedBytes() {
     long bytes = 0;
-    for (int key = 0; key < outcomes.length; key++) {
-      PooledObject object = lease.object(key);
+    for (int pin = 0; pin < outcomes.length * objectsPerKey; pin++) {
+      PooledObject object = lease.object(pin);
       if (object != null) {
         bytes += object.sizeBytes();
       }

@@ -6,8 +6,12 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.umbp.api.BlockHashes;
+import io.umbp.api.ObjectReach;
+import io.umbp.core.connector.ConnectorRig.Shape;
 import io.umbp.core.connector.ConnectorRig.Step;
+import java.util.ArrayList;
 import java.util.List;
+import java.util.Set;
 import net.jqwik.api.ForAll;
 import net.jqwik.api.Property;
 import net.jqwik.api.constraints.IntRange;
@@ -42,6 +46,73 @@ class ConnectorProperties {
           (long) (tokens / 8 + tokens / 12) * ranks, rig.runtime.stats().publishedObjects());
       assertEquals(tokens / 24 * 24, rig.hit(tokens + 1, prompt));
     }
+  }
+
+  /**
+   * Whatever is stored, a hit is as long as the keys say that are written out by hand, and in the
+   * end there is one object for each of them.
+   */
+  @Property(tries = 150)
+  void hitsOfReplicatedGroupsAreCountedRight(
+      @ForAll @IntRange(min = 2, max = 3) int tp,
+      @ForAll @IntRange(min = 1, max = 2) int pp,
+      @ForAll Set<@IntRange(max = 1) Integer> replicated,
+      @ForAll @IntRange(min = 1, max = 90) int tokens,
+      @ForAll long seed) {
+    BlockHashes prompt = hashes(1, tokens / 4);
+    Shape shape = new Shape(tp, pp, replicated, ObjectReach.EVERY_RANK);
+    try (ConnectorRig rig = new ConnectorRig(shape, 400, 4, 8, 12)) {
+      rig.scheduler.lookup("r", tokens, prompt, 0);
+      rig.scheduler.admit("r", 0, blocks(0, 20), blocks(0, 20));
+      rig.copies.failRows(0.03, seed);
+      rig.scheduler.planStores("r", tokens);
+      rig.step();
+      int hit = 0;
+      while (hit + 24 <= tokens && hasAll(rig, keysOf(hit, tp, pp, replicated, prompt))) {
+        hit += 24;
+      }
+      assertEquals(hit, rig.hit(tokens + 1, prompt));
+
+      rig.copies.failRows(0, seed);
+      rig.scheduler.planStores("r", tokens);
+      rig.step();
+      long objects = 0;
+      for (int group = 0; group < 2; group++) {
+        int copies = replicated.contains(group) ? pp : tp * pp;
+        objects += (long) copies * (tokens / (group == 0 ? 8 : 12));
+      }
+      assertEquals(objects, rig.runtime.stats().publishedObjects());
+      assertEquals(tokens / 24 * 24, rig.hit(tokens + 1, prompt));
+    }
+  }
+
+  private static boolean hasAll(ConnectorRig rig, List<String> keys) {
+    for (boolean isPresent : rig.store.lookup(keys)) {
+      if (!isPresent) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  /** The keys of all blocks that end in the 24 tokens from a place on. */
+  private static List<String> keysOf(
+      int from, int tp, int pp, Set<Integer> replicated, BlockHashes prompt) {
+    List<String> keys = new ArrayList<>();
+    for (int group = 0; group < 2; group++) {
+      int blockSize = group == 0 ? 8 : 12;
+      for (int end = from + blockSize; end <= from + 24; end += blockSize) {
+        for (int stage = 0; stage < pp; stage++) {
+          for (int rank = 0; rank < tp; rank++) {
+            String place = replicated.contains(group) ? "*" : Integer.toString(rank);
+            keys.add(
+                "umbp:vllm:v1:m:tp%s:pcp0:dcp0:pp%d:g%d:%s"
+                    .formatted(place, stage, group, prompt.get(end / 4 - 1)));
+          }
+        }
+      }
+    }
+    return keys;
   }
 
   /** Whatever fails, the valid prefix of a load holds what was stored, on all ranks. */

@@ -7,14 +7,15 @@ import io.umbp.api.DeviceFence;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KVRegion;
+import io.umbp.api.ObjectReach;
 import io.umbp.api.RankTopology;
 import io.umbp.api.StoreEventResult;
 import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
+import io.umbp.api.UMBPHandshakeMetadata;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.api.UMBPWorkerHandle;
-import io.umbp.core.identity.BlockIdentityCodec;
 import io.umbp.core.pool.PoolStats;
 import io.umbp.core.runtime.EmbeddedRuntime;
 import io.umbp.testkit.FakeGpu;
@@ -25,23 +26,30 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.stream.IntStream;
 
 /**
- * Connectors of all ranks of an engine over one embedded runtime and a stepped GPU for each rank.
- * Each group has one layer, named after it. All bytes of a stored block are the same.
+ * Connectors of all ranks of an engine over embedded runtimes and a stepped GPU for each rank. Each
+ * group has one layer on each rank. All bytes of a stored block are the same.
  */
 final class ConnectorRig implements AutoCloseable {
   static final int BLOCK_BYTES = 64;
   static final int BLOCKS = 256;
+  static final UMBPNamespace NAMESPACE = new UMBPNamespace("m");
 
   final FakeGpu gpu;
   final FakeGpuCopyEngine copies;
   final EmbeddedRuntime runtime;
+
+  /** The runtime of each rank, one and the same unless each rank reaches only its own. */
+  final List<EmbeddedRuntime> runtimes = new ArrayList<>();
+
   final UMBPSchedulerHandle store;
   final SchedulerConnector scheduler;
   final List<UMBPWorkerHandle> handles = new ArrayList<>();
   final List<WorkerConnector> workers = new ArrayList<>();
+  private final List<KVLayoutDescriptor> layouts = new ArrayList<>();
   private final List<Map<String, KVCacheTensor>> tensors = new ArrayList<>();
 
   /** What one engine step brought. */
@@ -50,45 +58,75 @@ final class ConnectorRig implements AutoCloseable {
       Map<String, Integer> validTokens,
       Map<Long, StoreEventResult> endedEvents) {}
 
-  /** A rig with a pool for that many blocks of one group on all ranks. */
+  /** How the ranks of an engine are laid out, and what they share. */
+  record Shape(int tp, int pp, Set<Integer> replicatedGroups, ObjectReach reach) {
+    static Shape of(int tp, int pp, Integer... replicatedGroups) {
+      return new Shape(tp, pp, Set.of(replicatedGroups), ObjectReach.EVERY_RANK);
+    }
+
+    Shape withPrivatePools() {
+      return new Shape(tp, pp, replicatedGroups, ObjectReach.OWN_RANK);
+    }
+  }
+
+  /** A tensor-parallel rig with a pool for that many blocks of one group on all ranks. */
   ConnectorRig(int ranks, int poolBlocks, int hashUnit, int... blockSizes) {
+    this(Shape.of(ranks, 1), poolBlocks * ranks, hashUnit, blockSizes);
+  }
+
+  /** A rig whose pools have room for so many objects each. */
+  ConnectorRig(Shape shape, int poolObjects, int hashUnit, int... blockSizes) {
+    int ranks = shape.tp * shape.pp;
     gpu = FakeGpu.stepped(ranks);
     copies = gpu.copyEngine();
-    runtime =
-        EmbeddedRuntime.builder()
-            .capacityBytes((long) poolBlocks * ranks * BLOCK_BYTES)
-            .copyEngine(copies)
-            .build();
-    UMBPNamespace namespace = new UMBPNamespace("m");
+    runtime = runtime(copies, shape.reach, poolObjects);
     for (int rank = 0; rank < ranks; rank++) {
-      RankTopology topology = RankTopology.tensorParallel(rank, ranks);
-      KVLayoutDescriptor layout = layout(topology, blockSizes);
-      UMBPWorkerHandle handle = runtime.createWorkerHandle(namespace, topology, layout);
-      tensors.add(tensors(layout));
+      boolean isShared = rank == 0 || shape.reach == ObjectReach.EVERY_RANK;
+      runtimes.add(isShared ? runtime : runtime(gpu.copyEngine(), shape.reach, poolObjects));
+      KVLayoutDescriptor layout =
+          layout(
+              RankTopology.ofGlobalRank(rank, shape.tp, 1, 1, shape.pp),
+              shape.replicatedGroups,
+              blockSizes);
+      UMBPWorkerHandle handle =
+          runtimes.get(rank).createWorkerHandle(NAMESPACE, layout.topology(), layout);
+      layouts.add(layout);
+      tensors.add(tensors(rank, layout));
       handle.registerBuffers(tensors.get(rank));
       handles.add(handle);
-      workers.add(new WorkerConnector(handle, topology));
+      workers.add(new WorkerConnector(handle, new UMBPHandshakeMetadata(NAMESPACE, "", layout)));
     }
-    RankTopology topology = RankTopology.tensorParallel(0, ranks);
-    KVLayoutDescriptor layout = layout(topology, blockSizes);
-    store = runtime.createSchedulerHandle(namespace, topology, layout);
-    scheduler =
-        new SchedulerConnector(
-            store, new BlockIdentityCodec(namespace, topology), layout, hashUnit);
+    scheduler = new SchedulerConnector(runtime, layouts.get(0).topology(), hashUnit);
+    scheduler.adopt(handshakes());
+    store = scheduler.store().orElseThrow();
   }
 
-  static KVLayoutDescriptor layout(RankTopology topology, int... blockSizes) {
+  private static EmbeddedRuntime runtime(
+      FakeGpuCopyEngine copies, ObjectReach reach, int poolObjects) {
+    return EmbeddedRuntime.builder()
+        .capacityBytes((long) poolObjects * BLOCK_BYTES)
+        .copyEngine(copies)
+        .reach(reach)
+        .build();
+  }
+
+  List<UMBPHandshakeMetadata> handshakes() {
+    return workers.stream().map(WorkerConnector::handshake).toList();
+  }
+
+  static KVLayoutDescriptor layout(
+      RankTopology topology, Set<Integer> replicatedGroups, int... blockSizes) {
     List<KVRegion> regions = new ArrayList<>();
     for (int group = 0; group < blockSizes.length; group++) {
-      regions.add(
-          new KVRegion("group" + group, group, BLOCK_BYTES, BLOCK_BYTES, 0, blockSizes[group]));
+      String layer = "stage" + topology.ppRank() + ".group" + group;
+      regions.add(new KVRegion(layer, group, BLOCK_BYTES, BLOCK_BYTES, 0, blockSizes[group]));
     }
-    return new KVLayoutDescriptor(regions, topology);
+    return new KVLayoutDescriptor(
+        regions, topology, replicatedGroups, KVLayoutDescriptor.RANK_LOCAL);
   }
 
-  private Map<String, KVCacheTensor> tensors(KVLayoutDescriptor layout) {
+  private Map<String, KVCacheTensor> tensors(int device, KVLayoutDescriptor layout) {
     Map<String, KVCacheTensor> byLayer = new HashMap<>();
-    int device = layout.topology().tpRank();
     long bytes = (long) BLOCKS * BLOCK_BYTES;
     for (KVRegion region : layout.regions()) {
       long address = gpu.malloc(device, bytes);
@@ -116,7 +154,8 @@ final class ConnectorRig implements AutoCloseable {
   }
 
   long address(int rank, int group, int block) {
-    return tensors.get(rank).get("group" + group).address() + (long) block * BLOCK_BYTES;
+    String layer = layouts.get(rank).regions().get(group).layerName();
+    return tensors.get(rank).get(layer).address() + (long) block * BLOCK_BYTES;
   }
 
   /** Sets all bytes of a block on a rank. */
@@ -180,15 +219,18 @@ final class ConnectorRig implements AutoCloseable {
   public void close() {
     gpu.runAll();
     collect(scheduler.takeStep());
-    PoolStats stats = runtime.stats();
-    assertEquals(0, stats.leases(), "leases");
-    assertEquals(0, stats.unpublishedObjects(), "unpublished objects");
-    assertEquals(stats.capacityBytes(), stats.usedBytes() + stats.freeBytes());
+    for (EmbeddedRuntime each : runtimes) {
+      PoolStats stats = each.stats();
+      assertEquals(0, stats.leases(), "leases");
+      assertEquals(0, stats.unpublishedObjects(), "unpublished objects");
+      assertEquals(stats.capacityBytes(), stats.usedBytes() + stats.freeBytes());
+    }
     for (WorkerConnector worker : workers) {
       assertEquals(0, worker.runningCount(), "running loads and events");
     }
     assertEquals(0, scheduler.storeEventCount(), "store events");
-    runtime.close(Duration.ZERO);
+    scheduler.close();
+    runtimes.forEach(each -> each.close(Duration.ZERO));
     gpu.close();
   }
 }

@@ -248,7 +248,7 @@ class WorkerConnectorTest {
       WorkerConnector worker =
           new WorkerConnector(
               failing(rig.handles.get(0), "publish", Arrays.asList(null, planted)),
-              RankTopology.single());
+              rig.handshakes().get(0));
       worker.startStores(store(0, "a", hashes(1, 1), 0), DONE);
       worker.startStores(store(1, "b", hashes(2, 1), 1), DONE);
       rig.gpu.runAll();
@@ -269,7 +269,7 @@ class WorkerConnectorTest {
                   failing(rig.handles.get(0), "load", List.of(new LinkageError("planted"))),
                   "store",
                   List.of(new LinkageError("planted"))),
-              RankTopology.single());
+              rig.handshakes().get(0));
       UMBPConnectorMetadata step =
           new UMBPConnectorMetadata(
               Map.of(

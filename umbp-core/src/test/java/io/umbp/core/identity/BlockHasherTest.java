@@ -40,7 +40,7 @@ class BlockHasherTest {
   }
 
   static BlockHasher hasher(JsonNode vector) {
-    return new BlockHasher(
+    return BlockHasher.compatible(
         vector.get("hash_seed").textValue(), vector.get("block_size").intValue());
   }
 
@@ -86,7 +86,7 @@ class BlockHasherTest {
   @Test
   @DisplayName("tokens at every step of CBOR's integer forms")
   void integersHaveTheShortestForm() {
-    BlockHasher hasher = new BlockHasher("0", 9);
+    BlockHasher hasher = BlockHasher.compatible("0", 9);
     int[] tokens = {0, 23, 24, 255, 256, 65_535, 65_536, 16_777_216, Integer.MAX_VALUE};
     String block =
         "835820"
@@ -111,7 +111,7 @@ class BlockHasherTest {
   void arrayLengthsHaveTheShortestForm(int blockSize) {
     ByteArrayOutputStream block = new ByteArrayOutputStream();
     block.writeBytes(new byte[] {(byte) 0x83, 0x58, 0x20});
-    block.writeBytes(new BlockHasher("0", blockSize).firstParent().toBytes());
+    block.writeBytes(BlockHasher.compatible("0", blockSize).firstParent().toBytes());
     if (blockSize < 24) {
       block.write(0x80 + blockSize);
     } else if (blockSize < 256) {
@@ -125,13 +125,13 @@ class BlockHasherTest {
     block.write(0xf6);
     assertEquals(
         sha256(block.toByteArray()),
-        only(new BlockHasher("0", blockSize), new int[blockSize], Extras.none()));
+        only(BlockHasher.compatible("0", blockSize), new int[blockSize], Extras.none()));
   }
 
   @Test
   @DisplayName("extra keys are UTF-8 texts: the LoRA name, then the salt")
   void extrasAreTexts() {
-    BlockHasher hasher = new BlockHasher("0", 1);
+    BlockHasher hasher = BlockHasher.compatible("0", 1);
     Extras extras = Extras.none().withCacheSalt("é\uD83D\uDE00").withLoraName("a".repeat(24));
     String block =
         "835820"
@@ -157,7 +157,7 @@ class BlockHasherTest {
   @Test
   @DisplayName("case 1: null means no extra; empty is refused, for it could mean either")
   void case1NullIsNoneAndEmptyIsRefused() {
-    BlockHasher hasher = new BlockHasher("0", 2);
+    BlockHasher hasher = BlockHasher.compatible("0", 2);
     int[] tokens = {1, 2, 3, 4};
     Extras nulls = Extras.none().withLoraName("a").withLoraName(null).withCacheSalt(null);
     assertEquals(hex(hasher.hash(tokens, Extras.none())), hex(hasher.hash(tokens, nulls)));
@@ -170,13 +170,13 @@ class BlockHasherTest {
     assertRefused("cache salt is empty; null means none", () -> nulls.withCacheSalt(""));
     assertRefused(
         "hash seed is empty; engines that share KV need one fixed seed, such as \"0\"",
-        () -> new BlockHasher("", 16));
+        () -> BlockHasher.compatible("", 16));
   }
 
   @Test
   @DisplayName("case 2: salt and adapter separate every block of 48 equal tokens")
   void case2SaltAndAdapterSeparateEveryBlock() {
-    BlockHasher hasher = new BlockHasher("0", 16);
+    BlockHasher hasher = BlockHasher.compatible("0", 16);
     BlockIdentityCodec codec =
         new BlockIdentityCodec(new UMBPNamespace("m"), RankTopology.single());
     int[] tokens = IntStream.range(0, 48).toArray();
@@ -208,13 +208,13 @@ class BlockHasherTest {
   void documentedHashes(@Nullable String lora, @Nullable String salt, String first, String second) {
     Extras extras = Extras.none().withLoraName(lora).withCacheSalt(salt);
     int[] tokens = {1, 2, 3, 4};
-    assertEquals(List.of(first, second), hex(new BlockHasher("0", 2).hash(tokens, extras)));
+    assertEquals(List.of(first, second), hex(BlockHasher.compatible("0", 2).hash(tokens, extras)));
   }
 
   @Test
   @DisplayName("as in vLLM, a salt and an adapter of one name share the first block, no other")
   void extrasHaveNoKind() {
-    BlockHasher hasher = new BlockHasher("0", 2);
+    BlockHasher hasher = BlockHasher.compatible("0", 2);
     int[] tokens = {1, 2, 3, 4};
     List<String> salted = hex(hasher.hash(tokens, Extras.none().withCacheSalt("x")));
     List<String> adapted = hex(hasher.hash(tokens, Extras.none().withLoraName("x")));
@@ -226,13 +226,13 @@ class BlockHasherTest {
   void theSeedSeparatesHashes() {
     int[] tokens = {1, 2, 3, 4};
     assertNotEquals(
-        hex(new BlockHasher("0", 2).hash(tokens, Extras.none())),
-        hex(new BlockHasher("1", 2).hash(tokens, Extras.none())));
+        hex(BlockHasher.compatible("0", 2).hash(tokens, Extras.none())),
+        hex(BlockHasher.compatible("1", 2).hash(tokens, Extras.none())));
   }
 
   @Test
   void badTokensAreRefusedAndNothingIsAppended() {
-    BlockHasher hasher = new BlockHasher("0", 2);
+    BlockHasher hasher = BlockHasher.compatible("0", 2);
     Sequence sequence = hasher.start(Extras.none());
     sequence.append(new int[] {1});
     assertRefused(
@@ -249,16 +249,17 @@ class BlockHasherTest {
 
   @Test
   void badSizesAndTextsAreRefused() {
-    assertRefused("block size 0 is outside [1, 1048576] tokens", () -> new BlockHasher("0", 0));
+    assertRefused(
+        "block size 0 is outside [1, 1048576] tokens", () -> BlockHasher.compatible("0", 0));
     assertRefused(
         "block size 1048577 is outside [1, 1048576] tokens",
-        () -> new BlockHasher("0", BlockHasher.MAX_BLOCK_SIZE + 1));
+        () -> BlockHasher.compatible("0", BlockHasher.MAX_BLOCK_SIZE + 1));
     assertRefused(
         "cache salt of 3 characters has a lone surrogate and no UTF-8 form",
         () -> Extras.none().withCacheSalt("x\uD800y"));
     assertRefused(
         "hash seed of 1 characters has a lone surrogate and no UTF-8 form",
-        () -> new BlockHasher("\uDC00", 16));
+        () -> BlockHasher.compatible("\uDC00", 16));
   }
 
   @Test
@@ -271,7 +272,7 @@ class BlockHasherTest {
 
   @Test
   void hashesAreCopiesOfAnyPart() {
-    Sequence sequence = new BlockHasher("0", 1).start(Extras.none());
+    Sequence sequence = BlockHasher.compatible("0", 1).start(Extras.none());
     sequence.append(new int[] {1, 2, 3});
     BlockHashes before = sequence.hashes();
     List<String> hex = hex(before);
@@ -288,7 +289,7 @@ class BlockHasherTest {
 
   @Test
   void sequencesOfOneHasherAreIndependent() {
-    BlockHasher hasher = new BlockHasher("42", 4);
+    BlockHasher hasher = BlockHasher.compatible("42", 4);
     Sequence first = hasher.start(Extras.none());
     Sequence second = hasher.start(Extras.none());
     int[] tokens = {1, 2, 3, 4, 5, 6, 7, 8};

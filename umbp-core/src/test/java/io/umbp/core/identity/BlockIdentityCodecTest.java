@@ -12,6 +12,8 @@ import io.umbp.api.BlockHashes;
 import io.umbp.api.BlockKey;
 import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockStoreBatch;
+import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.KVRegion;
 import io.umbp.api.RankNamespace;
 import io.umbp.api.RankTopology;
 import io.umbp.api.UMBPException;
@@ -35,6 +37,7 @@ import org.junit.jupiter.api.DisplayName;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.Arguments;
+import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.MethodSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
@@ -155,6 +158,52 @@ class BlockIdentityCodecTest {
         codec.allRankKeys(groups, hashes(2)));
   }
 
+  private static BlockIdentityCodec replicating(int globalRank, int tp, int pp) {
+    return new BlockIdentityCodec(
+        NAMESPACE,
+        new KVLayoutDescriptor(
+            List.of(new KVRegion("a", 0, 64, 64, 0, 16), new KVRegion("b", 2, 64, 64, 64, 16)),
+            RankTopology.ofGlobalRank(globalRank, tp, 1, 1, pp),
+            Set.of(2),
+            KVLayoutDescriptor.RANK_LOCAL));
+  }
+
+  @Test
+  void aReplicatedGroupHasOneKeyForEachStage() {
+    BlockIdentityCodec codec = replicating(5, 4, 2);
+    assertEquals(8, codec.keysPerObject(0));
+    assertEquals(2, codec.keysPerObject(2));
+    assertEquals(8, codec.keysPerObject(9));
+    String start = "umbp:vllm:v1:m.L1:";
+    assertEquals(
+        List.of(start + "tp1:pcp0:dcp0:pp1:g0:0007", start + "tp*:pcp0:dcp0:pp1:g2:0107"),
+        codec.localKeys(new int[] {0, 2}, hashes(2)));
+    assertEquals(
+        List.of(
+            start + "tp*:pcp0:dcp0:pp0:g2:0007",
+            start + "tp*:pcp0:dcp0:pp1:g2:0007",
+            start + "tp*:pcp0:dcp0:pp0:g2:0107",
+            start + "tp*:pcp0:dcp0:pp1:g2:0107"),
+        codec.allRankKeys(2, hashes(2)));
+    assertEquals(10, codec.allRankKeys(new int[] {2, 0}, hashes(2)).size());
+    BlockKey key = codec.localKey(2, hashes(1).get(0));
+    assertEquals(start + "tp*:pcp0:dcp0:pp1:g2:0007", key.toString());
+    assertEquals(key, codec.parse(key.toString()));
+    assertEquals(Optional.of(key), codec.tryParse(key.toString()));
+    assertEquals(Optional.empty(), codec.tryParse(start + "tp*:pcp1:dcp0:pp0:g2:0007"));
+    assertEquals(
+        start + "tp1:pcp0:dcp0:pp1:g0:0007", codec.localKey(0, hashes(1).get(0)).toString());
+  }
+
+  @Test
+  void allTpRanksOfAStageMakeTheSameKeysForAReplicatedGroup() {
+    List<String> ofRank0 = replicating(0, 4, 2).localKeys(2, hashes(3));
+    for (int rank = 1; rank < 4; rank++) {
+      assertEquals(ofRank0, replicating(rank, 4, 2).localKeys(2, hashes(3)));
+    }
+    assertTrue(Collections.disjoint(ofRank0, replicating(4, 4, 2).localKeys(2, hashes(3))));
+  }
+
   @Test
   void negativeGroupsAreRefused() {
     BlockIdentityCodec codec = new BlockIdentityCodec(NAMESPACE, RankTopology.single());
@@ -179,6 +228,8 @@ class BlockIdentityCodecTest {
         "umbp:vllm:v1:m.L1:tp0:pcp0:dcp0:pp0:g0:00 ",
         "umbp:vllm:v1:m.L1:tp00:pcp0:dcp0:pp0:g0:00",
         "umbp:vllm:v1:m.L1:tp**:pcp0:dcp0:pp0:g0:00",
+        "umbp:vllm:v1:m.L1:tp0:pcp*:dcp0:pp0:g0:00",
+        "umbp:vllm:v1:m.L1:tp-1:pcp0:dcp0:pp0:g0:00",
         "umbp:vllm:v1:m.L1:tp0:pcp0:dcp0:pp0:g2147483648:00",
         "umbp:vllm:v1:m.L1:tp0:pcp0:dcp0:g0:00",
         "umbp:vllm:v1:m:g1:tp0:pcp0:dcp0:pp0:g0:00",
@@ -302,6 +353,25 @@ class BlockIdentityCodecTest {
         IntStream.range(0, 3)
             .mapToObj(i -> BlockHash.of((extra + i).getBytes(StandardCharsets.UTF_8)))
             .toList());
+  }
+
+  @ParameterizedTest(name = "case 7: with group 2 replicated on TP {0}, PP {1} both key sets agree")
+  @CsvSource({"2, 1", "4, 1", "2, 2", "4, 3"})
+  void case7WithReplicatedGroups(int tp, int pp) {
+    int[] groups = {2, 0, 2};
+    BlockStoreBatch planned =
+        BlockStoreBatch.of("r", replicating(0, tp, pp).localKeys(groups, hashes(3)), 5, 6, 7);
+    Set<String> written = new HashSet<>();
+    for (int rank = 0; rank < tp * pp; rank++) {
+      BlockIdentityCodec worker = replicating(rank, tp, pp);
+      BlockKeys ownKeys = planned.onRank(worker.topology().localNamespace()).keys();
+      assertEquals(worker.localKeys(groups, hashes(3)), ownKeys);
+      written.addAll(ownKeys);
+    }
+    List<String> probed = replicating(0, tp, pp).allRankKeys(groups, hashes(3));
+    assertEquals(2 * pp + tp * pp, probed.size());
+    assertEquals(written, new HashSet<>(probed));
+    assertEquals(probed.size(), written.size());
   }
 
   @Test

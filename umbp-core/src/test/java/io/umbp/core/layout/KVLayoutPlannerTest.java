@@ -301,13 +301,11 @@ class KVLayoutPlannerTest {
             "1010 100 16 key 0",
             "1030 300 16 key 2",
             "2040 200 24 key 1",
-            "3040 110 32 key 0",
-            "3060 130 32 key 0",
-            "30c0 310 32 key 2",
-            "30e0 330 32 key 2"),
+            "3040 110 64 key 0",
+            "30c0 310 64 key 2"),
         rows(out));
     assertEquals(3, out.markCount());
-    assertArrayEquals(new int[] {2, 3, 7}, Arrays.copyOf(out.markEnd(), 3));
+    assertArrayEquals(new int[] {2, 3, 5}, Arrays.copyOf(out.markEnd(), 3));
     assertEquals(0, planner.markOf("a"));
     assertEquals(1, planner.markOf("w"));
     assertEquals(2, planner.markOf("b"));
@@ -317,6 +315,61 @@ class KVLayoutPlannerTest {
     planner.lowerLayerMajor(batch, new long[] {0, 0x200, 0}, out);
     assertEquals(List.of("2040 200 24 key 1"), rows(out));
     assertArrayEquals(new int[] {0, 1, 1}, Arrays.copyOf(out.markEnd(), 3));
+  }
+
+  @Test
+  void layersOfOneAllocationThatFollowEachOtherAreOneRowABlock() {
+    List<KVRegion> regions =
+        List.of(
+            new KVRegion("a", 0, 64, 16, 0, 16),
+            new KVRegion("b", 0, 64, 32, 16, 16),
+            new KVRegion("c", 0, 64, 8, 48, 16));
+    KVLayoutPlanner planner =
+        plan(
+            regions,
+            new LayerPlacement(0x1000, 64, 8, 0x1000),
+            new LayerPlacement(0x1010, 64, 8, 0x1000),
+            new LayerPlacement(0x1038, 64, 8, 0x1000));
+    assertEquals(2, planner.rowsPerBlock(0));
+    assertEquals(3, planner.rangesForBlock(1, 0).size());
+    BlockTransferBatch batch = batch(new int[] {0, 0}, 2, 1);
+    CopyBatch out = emptyBatch(2);
+    planner.lower(batch, new long[] {0x100, 0x200}, out);
+    assertEquals(
+        List.of("1080 100 48 key 0", "10b8 130 8 key 0", "1040 200 48 key 1", "1078 230 8 key 1"),
+        rows(out));
+    out.reset(TransferDirection.LOAD, 0, 2);
+    planner.lowerLayerMajor(batch, new long[] {0x100, 0x200}, out);
+    assertEquals(
+        List.of("1080 100 48 key 0", "1040 200 48 key 1", "10b8 130 8 key 0", "1078 230 8 key 1"),
+        rows(out));
+    assertArrayEquals(new int[] {2, 2, 4}, Arrays.copyOf(out.markEnd(), out.markCount()));
+  }
+
+  @Test
+  void rowsStayInsideOfAnAllocationAndOfAStride() {
+    List<KVRegion> regions =
+        List.of(new KVRegion("a", 0, 64, 16, 0, 16), new KVRegion("b", 0, 64, 16, 16, 16));
+    LayerPlacement a = new LayerPlacement(0x1000, 64, 8);
+    assertEquals(2, plan(regions, a, new LayerPlacement(0x1010, 64, 8)).rowsPerBlock(0));
+    assertEquals(1, plan(regions, a, new LayerPlacement(0x1010, 64, 8, 0x1000)).rowsPerBlock(0));
+    List<KVRegion> otherStride = List.of(regions.get(0), new KVRegion("b", 0, 32, 16, 16, 16));
+    assertEquals(
+        2, plan(otherStride, a, new LayerPlacement(0x1010, 32, 8, 0x1000)).rowsPerBlock(0));
+  }
+
+  @Test
+  void segmentsLieInBlocksOfSeveralPhysicalOnes() {
+    List<PageSegment> halves = List.of(new PageSegment(0, 24), new PageSegment(32, 24));
+    KVLayoutPlanner planner =
+        plan(
+            List.of(new KVRegion("a", 0, 64, 48, 0, 16, halves)),
+            new LayerPlacement(0x1000, 32, 9));
+    assertEquals(4, planner.blockCount(0));
+    assertEquals(
+        List.of(
+            new KVRange("a", 0, 3, 0x10c0, 32, 24, 0), new KVRange("a", 0, 3, 0x10e0, 32, 24, 24)),
+        planner.rangesForBlock(3, 0));
   }
 
   @Test
@@ -372,13 +425,6 @@ class KVLayoutPlannerTest {
     assertMessage(
         "layer 'a': 2 blocks of stride 64 at 0x7fffffffffffffc0 leave the 64-bit address space",
         () -> plan(regions, new LayerPlacement(Long.MAX_VALUE - 63, 64, 2)));
-    assertMessage(
-        "layer 'a': page segments need the declared stride 64, but the physical stride is 32;"
-            + " segments inside smaller kernel blocks are not supported",
-        () ->
-            plan(
-                List.of(new KVRegion("a", 0, 64, 16, 0, 16, List.of(new PageSegment(0, 16)))),
-                new LayerPlacement(0, 32, 4)));
     assertMessage(
         "placement at 0x0 with stride 0 and 1 blocks; the address must be >= 0, the rest > 0",
         () -> new LayerPlacement(0, 0, 1));

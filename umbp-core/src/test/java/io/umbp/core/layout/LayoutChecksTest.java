@@ -5,6 +5,8 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.KVPageShape;
+import io.umbp.api.KVPageShape.Axis;
 import io.umbp.api.KVRegion;
 import io.umbp.api.KVRegion.PageSegment;
 import io.umbp.api.RankTopology;
@@ -78,6 +80,83 @@ class LayoutChecksTest {
     assertRefused(
         "layer 'a': KV block stride mismatch: block bytes 48 are no multiple of the physical stride"
             + " 32");
+  }
+
+  @Test
+  void aSmallPageInASmallerStrideIsAmbiguous() {
+    region("a", 0, 64, 32);
+    device("a", 0, 1024, 32, 32);
+    assertRefused(
+        "layer 'a': KV block stride mismatch: the page of 32 bytes fits into the physical stride 32,"
+            + " but the declared stride is 64; declare the physical stride, or the page's kernel"
+            + " blocks");
+    device("a", 0, 1024, 16, 64);
+    check();
+  }
+
+  @Test
+  void aPageOfKernelBlocksSaysHowManyThereAre() {
+    kernelBlocks("a", 64, 64);
+    device("a", 0, 1024, 16, 64);
+    check();
+    device("a", 0, 1024, 32, 32);
+    check();
+    device("a", 0, 1024, 64, 16);
+    assertRefused(
+        "layer 'a': KV block stride mismatch: physical stride 16 is neither the declared stride 64"
+            + " nor that of one of its 2 kernel blocks");
+    regions.clear();
+    kernelBlocks("a", 64, 32);
+    device("a", 0, 1024, 32, 32);
+    check();
+    device("a", 0, 1024, 1, 32);
+    assertRefused("layer 'a': one block needs 2 kernel blocks of 32 bytes, the tensor has 1");
+  }
+
+  /** A page of two kernel blocks in one run: one head, 4 tokens. */
+  private void kernelBlocks(String layer, long stride, long bytes) {
+    KVPageShape shape =
+        new KVPageShape(
+            List.of(Axis.KERNEL_BLOCK, Axis.TOKEN, Axis.HEAD), 1, 1, 4, 2, bytes / 4, 0);
+    regions.add(new KVRegion(layer, 0, stride, bytes, 0, 4, List.of(), shape));
+  }
+
+  @Test
+  void segmentsCountFromTheDeclaredBlock() {
+    region("a", 0, 64, 48, new PageSegment(0, 24), new PageSegment(32, 24));
+    device("a", 0, 7 * 32 + 24, 8, 32);
+    check();
+    device("a", 0, 7 * 32 + 23, 8, 32);
+    assertRefused("layer 'a': tensor has 247 bytes, but its 4 blocks of stride 64 need 248");
+    device("a", 0, 1024, 1, 32);
+    assertRefused("layer 'a': one block needs 2 kernel blocks of 32 bytes, the tensor has 1");
+    region("b", 0, 64, 8, new PageSegment(0, 8));
+    device("a", 0, 7 * 32 + 24, 8, 32);
+    device("b", 24, 1024, 8, 32);
+    check();
+    device("b", 23, 1024, 8, 32);
+    assertRefused(
+        "layers 'a' and 'b' of group 0 overlap (24 bytes at 0x700000000000 with block stride 64, 8"
+            + " bytes at 0x700000000017 with block stride 64)");
+  }
+
+  @Test
+  void aBlockOfCountlessKernelBlocksIsRefused() {
+    region("a", 0, 1 << 20, 1 << 20);
+    device("a", 0, 1 << 24, 1 << 24, 1);
+    assertRefused("layer 'a': one block is 1048576 kernel blocks of 1 bytes, the limit is 65536");
+  }
+
+  @Test
+  void manyBlocksOfTwoStridesAreComparedAtOnce() {
+    int blocks = Integer.MAX_VALUE;
+    region("a", 0, 6, 2);
+    region("b", 0, 9, 1);
+    device("a", 0, 1L << 40, blocks, 6);
+    device("b", 2, 1L << 40, blocks, 9);
+    check();
+    device("b", 1, 1L << 40, blocks, 9);
+    assertThrows(UMBPException.class, this::check);
   }
 
   @Test

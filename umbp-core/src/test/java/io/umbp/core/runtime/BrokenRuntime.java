@@ -11,6 +11,7 @@ import io.umbp.api.CloseResult;
 import io.umbp.api.DeviceFence;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.KVOrigin;
 import io.umbp.api.KeyOutcome;
 import io.umbp.api.KeyReason;
 import io.umbp.api.ObjectReach;
@@ -66,17 +67,27 @@ final class BrokenRuntime implements UMBPRuntime {
   @Override
   public UMBPWorkerHandle createWorkerHandle(
       UMBPNamespace namespace, RankTopology topology, KVLayoutDescriptor layout) {
-    return new Worker(target.createWorkerHandle(namespace, topology, layout));
+    Set<Integer> replicated =
+        defect == Defect.KEEPS_A_COPY_FOR_EACH_RANK ? Set.of() : layout.replicatedGroups();
+    KVLayoutDescriptor seen =
+        new KVLayoutDescriptor(layout.regions(), layout.topology(), replicated, layout.format());
+    return new Worker(target.createWorkerHandle(namespace, topology, seen), namespace, replicated);
   }
 
   @Override
   public void describeNamespace(UMBPNamespace namespace, String manifest) {
-    target.describeNamespace(namespace, manifest);
+    try {
+      target.describeNamespace(namespace, manifest);
+    } catch (UMBPException e) {
+      if (defect != Defect.TAKES_ANOTHER_MANIFEST) {
+        throw e;
+      }
+    }
   }
 
   @Override
   public Map<UMBPNamespace, String> manifests() {
-    return target.manifests();
+    return defect == Defect.FORGETS_MANIFESTS ? Map.of() : target.manifests();
   }
 
   @Override
@@ -164,15 +175,25 @@ final class BrokenRuntime implements UMBPRuntime {
   private final class Worker implements UMBPWorkerHandle {
     private final UMBPWorkerHandle target;
     private final Set<Long> cancelled = ConcurrentHashMap.newKeySet();
+    private final UMBPNamespace namespace;
+    private final Set<Integer> replicated;
 
-    Worker(UMBPWorkerHandle target) {
+    Worker(UMBPWorkerHandle target, UMBPNamespace namespace, Set<Integer> replicated) {
       this.target = target;
+      this.namespace = namespace;
+      this.replicated = replicated;
     }
 
     @Override
     public void registerBuffers(Map<String, KVCacheTensor> kvCaches, RegistrationOptions options) {
+      boolean isWrong =
+          defect
+              == (namespace.isForeign()
+                  ? Defect.TAKES_OWN_KV_FOR_FOREIGN
+                  : Defect.TAKES_FOREIGN_KV);
+      KVOrigin origin = namespace.isForeign() ? KVOrigin.MAY_BE_FOREIGN : KVOrigin.OWN_WRITER;
       try {
-        target.registerBuffers(kvCaches, options);
+        target.registerBuffers(kvCaches, isWrong ? options.withOrigin(origin) : options);
       } catch (UMBPException e) {
         if (defect != Defect.TAKES_ANY_BUFFERS) {
           throw e;
@@ -216,6 +237,9 @@ final class BrokenRuntime implements UMBPRuntime {
                 .map(plan -> new BlockTransferPlan(plan.key(), plan.blockId(), plan.requestId()))
                 .toList();
       }
+      if (defect == Defect.KEEPS_A_COPY_FOR_EACH_RANK || defect == Defect.TAKES_ANY_REPLICATION) {
+        accepted = replicated(plans);
+      }
       try {
         return shown(startTarget(direction, accepted, fence));
       } catch (UMBPException e) {
@@ -235,6 +259,17 @@ final class BrokenRuntime implements UMBPRuntime {
             null,
             0);
       }
+    }
+
+    private List<BlockTransferPlan> replicated(List<BlockTransferPlan> plans) {
+      if (plans instanceof BlockLoadBatch load) {
+        return BlockLoadBatch.of(
+            load.requestId(), load.keys().replicating(replicated), load.blockIds());
+      }
+      return plans instanceof BlockStoreBatch store
+          ? BlockStoreBatch.of(
+              store.requestId(), store.keys().replicating(replicated), store.blockIds())
+          : plans;
     }
 
     private TransferJobState startTarget(

@@ -9,6 +9,7 @@ import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockLoadBatch;
 import io.umbp.api.BlockStoreBatch;
 import io.umbp.api.DeviceFence;
+import io.umbp.api.ElementType;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KVRegion;
@@ -18,6 +19,17 @@ import io.umbp.api.RankTopology;
 import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.UMBPWorkerHandle;
+import io.umbp.core.layout.KVCacheConfig;
+import io.umbp.core.layout.KVCacheConfig.Group;
+import io.umbp.core.layout.KVCacheConfig.Layer;
+import io.umbp.core.layout.KVCacheConfig.Tensor;
+import io.umbp.core.layout.KVCacheConfig.Transfer;
+import io.umbp.core.layout.KVCacheLayout;
+import io.umbp.core.layout.KVCacheSpec;
+import io.umbp.core.layout.KVLayoutPlanner;
+import io.umbp.core.layout.KVSplit;
+import io.umbp.core.layout.TPSharding;
+import io.umbp.core.layout.TensorPlan;
 import io.umbp.testkit.FakeGpu;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -181,6 +193,44 @@ class LayoutRoundTripTest {
     load(0, 0, 2);
     load(1, 0, 2);
     assertMemory();
+  }
+
+  /** One layer of 4 blocks with K and V of 256 bytes each; the runs of block 2 by their starts. */
+  private void case13Declared(
+      KVSplit split, int keysOfBlock0, int valuesOfBlock0, int keys, int values) {
+    Layer layer =
+        new Layer(
+            "kv",
+            new KVCacheSpec.Attention(
+                "FullAttentionSpec", 16, ElementType.U8, 2, 8, 8, TPSharding.SHARDED, 0));
+    KVCacheConfig config =
+        new KVCacheConfig(
+            List.of(new Group(List.of(layer), Transfer.ENABLED)),
+            List.of(Tensor.packed(KVCacheLayout.LBNHC, split, 4, List.of("kv"))));
+    long base = allocation(2048);
+    regions.addAll(KVLayoutPlanner.describe(config, TOPOLOGY).regions());
+    TensorPlan plan = KVLayoutPlanner.tensors(config, TOPOLOGY).get(0);
+    assertEquals(2048, plan.sizeBytes());
+    tensors.putAll(plan.onDevice(base, 0));
+    run(true, base, keysOfBlock0, 256, 0, 0, 0);
+    run(true, base, valuesOfBlock0, 256, 1, 0, 0);
+    start();
+    store(0, 0);
+    assertEquals(512, runtime.stats().usedBytes());
+    run(false, base, keys, 256, 0, 0, 0);
+    run(false, base, values, 256, 1, 0, 0);
+    load(0, 0, 2);
+    assertMemory();
+  }
+
+  @Test
+  void case13BlockMajorAsACacheConfigDeclaresIt() {
+    case13Declared(KVSplit.BLOCKS, 0, 256, 1024, 1280);
+  }
+
+  @Test
+  void case13PlaneMajorAsACacheConfigDeclaresIt() {
+    case13Declared(KVSplit.PLANES, 0, 1024, 512, 1536);
   }
 
   @Test
