@@ -375,7 +375,11 @@ class LayoutTrialTest {
       assertTrue(
           unwritten.getMessage().contains("it is not in one piece in the object of either block"),
           unwritten::getMessage);
-      UMBPException unread = engine.refused(probe(engine.cache::write, (place, value) -> {}));
+      UMBPException unread =
+          engine.refused(
+              probe(
+                  engine.cache::write,
+                  (place, value) -> assertEquals(TrialPlaces.NEVER, value[value.length - 1])));
       assertTrue(unread.getMessage().contains("does not read back"), unread::getMessage);
       engine.assertNothingLeft();
     }
