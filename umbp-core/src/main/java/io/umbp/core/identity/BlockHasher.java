@@ -19,6 +19,9 @@ import org.jspecify.annotations.Nullable;
  * SHA-256 over the canonical CBOR of {@code [parent hash, [token ids], extra keys or null]}.
  * Immutable and thread-safe; the {@link Sequence}s that it starts are not.
  *
+ * <p>{@link #compatible} hashes as vLLM does. {@link #strict} writes the extra keys with their
+ * kind, for deployments that need not share KV with vLLM.
+ *
  * <p>The parent of the first block is the SHA-256 over the CBOR text of the hash seed, the value of
  * {@code PYTHONHASHSEED} of the Python engines. Only full blocks have a hash; the last tokens of a
  * sequence wait until their block is full.
