@@ -3,6 +3,8 @@ package io.umbp.bench;
 import io.umbp.api.DeviceFence;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.KVProbe;
+import io.umbp.api.RegistrationOptions;
 import io.umbp.api.UMBPHandshakeMetadata;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.UMBPRuntime;
@@ -53,8 +55,34 @@ final class GpuRank {
     }
   }
 
+  /** Where the engine itself looks for one layer, so that the layout can be tried out. */
+  private record Placed(TensorMap map, int slot, Cache cache, long base) {
+    long address(KVProbe.Place place) {
+      return base
+          + place.blockId() * map.blockStride()
+          + map.offset(slot, cache, place.part(), place.head(), place.token());
+    }
+  }
+
+  private record Probe(FakeGpu gpu, Map<String, Placed> layers) implements KVProbe {
+    private long address(Place place) {
+      return Objects.requireNonNull(layers.get(place.layerName())).address(place);
+    }
+
+    @Override
+    public void write(Place place, byte[] value) {
+      gpu.write(address(place), value);
+    }
+
+    @Override
+    public void read(Place place, byte[] value) {
+      gpu.read(address(place), value, 0, value.length);
+    }
+  }
+
   /**
-   * Allocates and registers the buffers of a rank on the GPU of the same number.
+   * Allocates the buffers of a rank on the GPU of the same number, and registers them after a trial
+   * of their layout.
    *
    * @param cache what the rank keeps
    * @param layout the layout of the rank's objects
@@ -72,6 +100,7 @@ final class GpuRank {
     compute = gpu.stream(rank);
     Map<String, KVCacheTensor> tensors = new HashMap<>();
     Map<String, Layer> layers = new HashMap<>();
+    Map<String, Placed> placed = new HashMap<>();
     List<TensorPlan> plans = KVLayoutPlanner.tensors(cache.config(blocks), layout.topology());
     int index = 0;
     int largestPage = 0;
@@ -86,6 +115,7 @@ final class GpuRank {
           largestPage = Math.max(largestPage, page.bytes());
           int writer = cache.isReplicated(part) ? 0 : rank;
           layers.put(part.layerName(), new Layer(writer, index++, base, page, map.blockStride()));
+          placed.put(part.layerName(), new Placed(map, slot, part, base));
         }
       }
     }
@@ -100,7 +130,9 @@ final class GpuRank {
     expectedPage = new byte[largestPage];
     foundPage = new byte[largestPage];
     handle = runtime.createWorkerHandle(namespace, layout.topology(), layout);
-    handle.registerBuffers(tensors);
+    RegistrationOptions options = RegistrationOptions.ownWriter();
+    handle.registerBuffers(
+        tensors, blocks == 1 ? options : options.withTrial(new Probe(gpu, placed), 0, blocks - 1));
     connector = new WorkerConnector(handle, new UMBPHandshakeMetadata(namespace, "", layout));
   }
 

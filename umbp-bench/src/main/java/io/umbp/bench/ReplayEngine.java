@@ -106,7 +106,6 @@ final class ReplayEngine implements AutoCloseable {
     freeCount = blocks;
     gpu = FakeGpu.asynchronous(settings.ranks());
     FakeGpuCopyEngine copies = gpu.copyEngine();
-    copies.failRows(settings.failRate(), settings.seed());
     long slabBytes = Math.max(cache.largestObjectBytes(), DEFAULT_SLAB_BYTES);
     runtime =
         EmbeddedRuntime.builder()
@@ -119,6 +118,7 @@ final class ReplayEngine implements AutoCloseable {
       KVLayoutDescriptor layout = cache.describe(rank, blocks);
       ranks.add(new GpuRank(gpu, runtime, namespace, cache, layout, blocks));
     }
+    copies.failRows(settings.failRate(), settings.seed());
     RankTopology own = RankTopology.tensorParallel(0, settings.ranks());
     scheduler = new SchedulerConnector(runtime, own, cache.blockSize());
     scheduler.adopt(ranks.stream().map(rank -> rank.connector().handshake()).toList());

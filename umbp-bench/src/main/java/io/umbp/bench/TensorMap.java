@@ -1,5 +1,6 @@
 package io.umbp.bench;
 
+import io.umbp.api.KVPageShape;
 import io.umbp.bench.CatalogueModel.Cache;
 import io.umbp.bench.CatalogueModel.StateCache;
 import io.umbp.bench.CatalogueModel.TokenCache;
@@ -204,6 +205,25 @@ final class TensorMap {
     }
   }
 
+  /** Bytes from the tensor's start to a content of block 0. */
+  private long offset(int slot, Cache cache, int part, int head, int token) {
+    return slotOffset[slot]
+        + (part == 0 ? 0 : part * stride(Axis.KV, cache))
+        + (head == 0 ? 0 : head * stride(Axis.HEAD, cache))
+        + (token == 0 ? 0 : token * stride(Axis.TOKEN, cache));
+  }
+
+  /** Bytes from the tensor's start to the key, or the value, of a head and token of block 0. */
+  long offset(int slot, Cache cache, KVPageShape.Part part, int head, int token) {
+    boolean isValue = part == KVPageShape.Part.VALUE;
+    if (!isValue || count(Axis.KV, cache) == 2) {
+      return offset(slot, cache, isValue ? 1 : 0, head, token);
+    }
+    TokenCache tokens = (TokenCache) cache;
+    long keyBytes = (long) tokens.keySize() * tokens.elementType().sizeBytes();
+    return offset(slot, cache, 0, head, token) + keyBytes;
+  }
+
   /** Places every content of a cache in block 0, and joins those that touch. */
   Page page(int slot, Cache cache) {
     long content = contentBytes(cache);
@@ -214,11 +234,7 @@ final class TensorMap {
     for (int part = 0; part < parts; part++) {
       for (int head = 0; head < heads; head++) {
         for (int token = 0; token < tokens; token++) {
-          starts.add(
-              slotOffset[slot]
-                  + (part == 0 ? 0 : part * stride(Axis.KV, cache))
-                  + (head == 0 ? 0 : head * stride(Axis.HEAD, cache))
-                  + (token == 0 ? 0 : token * stride(Axis.TOKEN, cache)));
+          starts.add(offset(slot, cache, part, head, token));
         }
       }
     }

@@ -13,7 +13,10 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 
-/** A copy engine with one planted fault in front of a good one. */
+/**
+ * A copy engine with one planted fault in front of a good one. It shows in the first load behind
+ * work of the GPU, not before, when the layout is tried out.
+ */
 final class PlantedFault implements KVCopyEngine {
   /** What goes wrong. */
   enum Fault {
@@ -39,7 +42,9 @@ final class PlantedFault implements KVCopyEngine {
 
   @Override
   public CopyTicket submit(CopyBatch batch, DeviceFence fence) {
-    if (isDone || batch.direction() != TransferDirection.LOAD) {
+    if (isDone
+        || batch.direction() != TransferDirection.LOAD
+        || !(fence instanceof DeviceFence.OnStream)) {
       return good.submit(batch, fence);
     }
     isDone = true;

@@ -90,7 +90,7 @@ class ReplayModelTest {
     assertEquals(
         expected.get("stored_blocks") * objectBytes, figures.get("stored_bytes").longValue());
     assertEquals(0, figures.get("corrupt_bytes").longValue());
-    assertTrue(figures.get("hit_blocks").longValue() > 0);
+    assertEquals(expected.get("hit_blocks"), figures.get("hit_blocks").longValue());
   }
 
   @Test
