@@ -17,8 +17,9 @@ public interface SupportsShardedLoad extends UMBPWorkerHandle {
    * @param destinationFree the last user of the destination blocks
    * @return the first snapshot of the job
    * @throws UMBPException INVALID_ARGUMENT also when the pieces do not make objects of this
-   *     handle's layout, or come from a {@linkplain UMBPNamespace#foreign() namespace of foreign KV}
-   *     although the buffers are said to hold the engine's own; NOT_REGISTERED, FENCE_REQUIRED, CLOSED; nothing was touched
+   *     handle's layout, or come from a {@linkplain UMBPNamespace#foreign() namespace of foreign
+   *     KV} although the buffers are said to hold the engine's own; NOT_REGISTERED, FENCE_REQUIRED,
+   *     CLOSED; nothing was touched
    */
   TransferJobState load(
       List<BlockTransferPlan> plans, ShardedSource source, DeviceFence destinationFree);

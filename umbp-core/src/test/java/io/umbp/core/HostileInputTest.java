@@ -24,7 +24,9 @@ import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.UMBPWorkerHandle;
+import io.umbp.core.identity.BlockHasher;
 import io.umbp.core.identity.BlockIdentityCodec;
+import io.umbp.core.identity.NamespaceManifest;
 import io.umbp.core.layout.KVCacheConfig;
 import io.umbp.core.layout.KVCacheConfig.Group;
 import io.umbp.core.layout.KVCacheConfig.Layer;
@@ -63,10 +65,11 @@ import org.junit.jupiter.api.Timeout;
 @Timeout(300)
 class HostileInputTest {
   private static final long SEED = Long.getLong("umbp.fuzz.seed", System.nanoTime());
-  private static final int KEYS = 400_000;
+  private static final int KEYS = 300_000;
+  private static final int MANIFESTS = 150_000;
   private static final int SHAPES = 100_000;
   private static final int REGIONS = 150_000;
-  private static final int CONFIGS = 200_000;
+  private static final int CONFIGS = 150_000;
   private static final int REGISTRATIONS = 150_000;
 
   private static final String MUTATIONS = "0123456789abcdefABCDEFgtp:-_.*umbvl \n٠\uD800";
@@ -207,6 +210,50 @@ class HostileInputTest {
       case 2 -> text.insert(at, text.substring(at, end));
       default -> text.replace(at, Math.min(text.length(), at + 1), String.valueOf(c));
     }
+  }
+
+  @Test
+  void manifests() {
+    BlockHasher hasher = BlockHasher.strict("0", 16);
+    List<NamespaceManifest> whole = new ArrayList<>();
+    for (SplittableRandom random = new SplittableRandom(SEED); whole.size() < 50; ) {
+      Hostile faultless = Hostile.faultless(random);
+      try {
+        whole.add(
+            NamespaceManifest.builder("modèle/x=\n" + whole.size())
+                .overrides(Map.of("rope", "{\"factor\": 8}", "a\\b", "=", "wide", "\uD83D\uDE00"))
+                .cache(config(faultless), RankTopology.tensorParallel(0, 1 + random.nextInt(2)))
+                .hash(hasher)
+                .build());
+      } catch (UMBPException e) {
+        // Heads that the ranks cannot share.
+      }
+    }
+    fuzz(
+        "manifests",
+        MANIFESTS,
+        random -> {
+          Hostile hostile = new Hostile(random);
+          NamespaceManifest base = whole.get(random.nextInt(whole.size()));
+          List<String> lines = base.text().lines().toList();
+          for (int i = random.nextInt(6); i > 0; i--) {
+            lines = hostile.list(lines);
+          }
+          StringBuilder text =
+              new StringBuilder(
+                  random.nextInt(50) == 0 ? noise(random, 90) : String.join("\n", lines) + "\n");
+          for (int i = random.nextInt(6); i > 0; i--) {
+            mutate(text, random);
+          }
+          NamespaceManifest manifest = NamespaceManifest.parse(text.toString());
+          return () -> {
+            assertEquals(text.toString(), manifest.text());
+            boolean isBase = manifest.equals(base);
+            assertEquals(isBase, manifest.namespace().equals(base.namespace()));
+            assertEquals(isBase, manifest.explain(base).isEmpty());
+            assertEquals(manifest.explain(base).size(), base.explain(manifest).size());
+          };
+        });
   }
 
   @Test
