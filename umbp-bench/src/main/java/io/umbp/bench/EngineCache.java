@@ -1,5 +1,6 @@
 package io.umbp.bench;
 
+import io.umbp.api.BlockHash;
 import io.umbp.api.ElementType;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.RankTopology;
@@ -8,6 +9,7 @@ import io.umbp.bench.CatalogueModel.Cache;
 import io.umbp.bench.CatalogueModel.Kind;
 import io.umbp.bench.CatalogueModel.StateCache;
 import io.umbp.bench.CatalogueModel.TokenCache;
+import io.umbp.core.identity.NamespaceManifest;
 import io.umbp.core.layout.KVCacheConfig;
 import io.umbp.core.layout.KVCacheConfig.Group;
 import io.umbp.core.layout.KVCacheConfig.Layer;
@@ -380,6 +382,14 @@ final class EngineCache {
     } catch (UMBPException e) {
       throw new BadInputException("%s: %s", model.name(), e.getMessage());
     }
+  }
+
+  /** All that changes a byte of what the engine stores for a trace. */
+  NamespaceManifest manifest() {
+    return NamespaceManifest.builder(model.name())
+        .cache(config(1), RankTopology.tensorParallel(0, ranks))
+        .hash("trace", BlockHash.fromHex("00"))
+        .build();
   }
 
   /** The kinds of cache in a group. */

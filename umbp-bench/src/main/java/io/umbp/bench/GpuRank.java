@@ -13,6 +13,7 @@ import io.umbp.bench.CatalogueModel.Cache;
 import io.umbp.bench.EngineCache.TensorSketch;
 import io.umbp.bench.TensorMap.Page;
 import io.umbp.core.connector.WorkerConnector;
+import io.umbp.core.identity.NamespaceManifest;
 import io.umbp.core.layout.KVLayoutPlanner;
 import io.umbp.core.layout.TensorPlan;
 import io.umbp.testkit.FakeGpu;
@@ -89,12 +90,7 @@ final class GpuRank {
    * @param blocks blocks of each tensor
    */
   GpuRank(
-      FakeGpu gpu,
-      UMBPRuntime runtime,
-      UMBPNamespace namespace,
-      EngineCache cache,
-      KVLayoutDescriptor layout,
-      int blocks) {
+      FakeGpu gpu, UMBPRuntime runtime, EngineCache cache, KVLayoutDescriptor layout, int blocks) {
     this.gpu = gpu;
     int rank = layout.topology().tpRank();
     compute = gpu.stream(rank);
@@ -129,11 +125,14 @@ final class GpuRank {
     computedPage = new byte[largestPage];
     expectedPage = new byte[largestPage];
     foundPage = new byte[largestPage];
+    NamespaceManifest manifest = cache.manifest();
+    UMBPNamespace namespace = manifest.namespace();
     handle = runtime.createWorkerHandle(namespace, layout.topology(), layout);
     RegistrationOptions options = RegistrationOptions.ownWriter();
     handle.registerBuffers(
         tensors, blocks == 1 ? options : options.withTrial(new Probe(gpu, placed), 0, blocks - 1));
-    connector = new WorkerConnector(handle, new UMBPHandshakeMetadata(namespace, "", layout));
+    connector =
+        new WorkerConnector(handle, new UMBPHandshakeMetadata(namespace, manifest.text(), layout));
   }
 
   WorkerConnector connector() {

@@ -7,7 +7,6 @@ import io.umbp.api.LoadSpec;
 import io.umbp.api.RankTopology;
 import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
-import io.umbp.api.UMBPNamespace;
 import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.bench.EngineCache.TensorSketch;
 import io.umbp.core.connector.LoadResult;
@@ -113,10 +112,9 @@ final class ReplayEngine implements AutoCloseable {
             .slabBytes(Math.min(slabBytes, settings.poolBytes()))
             .copyEngine(copyEngine.apply(copies))
             .build();
-    UMBPNamespace namespace = new UMBPNamespace("replay");
     for (int rank = 0; rank < settings.ranks(); rank++) {
       KVLayoutDescriptor layout = cache.describe(rank, blocks);
-      ranks.add(new GpuRank(gpu, runtime, namespace, cache, layout, blocks));
+      ranks.add(new GpuRank(gpu, runtime, cache, layout, blocks));
     }
     copies.failRows(settings.failRate(), settings.seed());
     RankTopology own = RankTopology.tensorParallel(0, settings.ranks());

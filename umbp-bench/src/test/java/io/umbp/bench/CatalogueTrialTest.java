@@ -6,7 +6,6 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.UMBPException;
-import io.umbp.api.UMBPNamespace;
 import io.umbp.core.layout.KVCacheLayout;
 import io.umbp.core.layout.KVSplit;
 import io.umbp.core.runtime.EmbeddedRuntime;
@@ -50,7 +49,7 @@ class CatalogueTrialTest {
             .copyEngine(gpu.copyEngine())
             .build();
     try {
-      new GpuRank(gpu, runtime, new UMBPNamespace("trial"), cache, layout, BLOCKS).synchronize();
+      new GpuRank(gpu, runtime, cache, layout, BLOCKS).synchronize();
       assertEquals(0, runtime.stats().slabBytes());
     } finally {
       assertTrue(runtime.close(Duration.ofSeconds(10)).isClean());
