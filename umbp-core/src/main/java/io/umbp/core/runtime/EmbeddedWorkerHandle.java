@@ -1,6 +1,5 @@
 package io.umbp.core.runtime;
 
-import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockTransferBatch;
 import io.umbp.api.BlockTransferPlan;
 import io.umbp.api.CloseResult;
@@ -24,8 +23,6 @@ import io.umbp.api.spi.CopyBatch;
 import io.umbp.api.spi.CopyTicket;
 import io.umbp.core.layout.KVLayoutPlanner;
 import io.umbp.core.layout.KVLayoutPlanner.LayerPlacement;
-import io.umbp.core.pool.KeySpace;
-import io.umbp.core.pool.PooledObject;
 import io.umbp.core.runtime.EmbeddedRuntime.LeftCopy;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -47,7 +44,7 @@ final class EmbeddedWorkerHandle implements SupportsShardedLoad {
   private final UMBPNamespace namespace;
   private final RankNamespace rank;
   private final KVLayoutDescriptor layout;
-  private final @Nullable KeySpace[] spaces;
+  private final OwnObjects objects;
   private @Nullable Registration registration;
   private boolean isRegistering;
   private boolean isClosed;
@@ -63,14 +60,7 @@ final class EmbeddedWorkerHandle implements SupportsShardedLoad {
     this.namespace = namespace;
     this.rank = topology.localNamespace();
     this.layout = layout;
-    int[] groupIds = layout.groupIds();
-    // From the last group down, so that an id beyond the limit is refused before anything is made.
-    int lastId = groupIds[groupIds.length - 1];
-    KeySpace last = runtime.pool.keySpace(namespace, layout.rankOf(lastId), lastId);
-    this.spaces = new KeySpace[last.groupId() + 1];
-    for (int groupId : groupIds) {
-      spaces[groupId] = runtime.pool.keySpace(namespace, layout.rankOf(groupId), groupId);
-    }
+    this.objects = new OwnObjects(runtime, namespace, layout);
   }
 
   @Override
@@ -258,9 +248,9 @@ final class EmbeddedWorkerHandle implements SupportsShardedLoad {
     try {
       long[] addresses = new long[batch.size() * job.objectsPerKey];
       if (direction == TransferDirection.STORE) {
-        reserveAll(job, addresses);
+        objects.reserveAll(job, addresses);
       } else if (sharded == null) {
-        runtime.runLocked(() -> leaseAll(job, addresses));
+        runtime.runLocked(() -> objects.leaseAll(job, addresses));
       } else {
         runtime.runLocked(() -> sharded.leaseAll(runtime.pool, job, addresses));
       }
@@ -333,143 +323,6 @@ final class EmbeddedWorkerHandle implements SupportsShardedLoad {
           "namespace '%s' may hold foreign KV, but the buffers are said to hold the engine's own",
           source.namespace());
     }
-  }
-
-  /**
-   * Leases the object of each key of a load, or gives the key its outcome. Called under the lock.
-   */
-  private void leaseAll(TransferJob job, long[] addresses) {
-    BlockKeys keys = job.batch.keys();
-    for (int key = 0; key < addresses.length; key++) {
-      PooledObject object = runtime.pool.findPublished(space(keys, key), keys.hashes(), key);
-      if (object == null) {
-        boolean isUnpublished = runtime.pool.find(space(keys, key), keys.hashes(), key) != null;
-        job.end(
-            key,
-            KeyOutcome.MISS,
-            KeyReason.NONE,
-            isUnpublished ? "the object is being stored, or stored and not published" : null);
-      } else if (hasOtherSize(job, key, object)) {
-        endWithOtherSize(job, key, object);
-      } else {
-        runtime.pool.pin(job.lease, key, object);
-        addresses[key] = object.address();
-      }
-    }
-  }
-
-  /** What came of the attempt to give one key of a store its object. */
-  private enum Reserved {
-    DONE,
-    NEEDS_SLAB,
-    BUSY
-  }
-
-  /**
-   * Gives each key of a store an object to write, or its outcome. Takes host memory and books ended
-   * jobs, both outside the lock, when a key can't go on without; then goes on with that key.
-   */
-  private void reserveAll(TransferJob job, long[] addresses) {
-    int key = 0;
-    boolean hasSwept = false;
-    while (key < addresses.length) {
-      Reserved reserved = Reserved.DONE;
-      runtime.lock.lock();
-      try {
-        while (key < addresses.length && reserved == Reserved.DONE) {
-          reserved = reserve(job, key, addresses);
-          if (reserved == Reserved.BUSY && hasSwept) {
-            job.end(
-                key,
-                KeyOutcome.REJECTED,
-                KeyReason.POOL_BUSY,
-                "no room: every object that could be evicted is in use");
-            reserved = Reserved.DONE;
-          }
-          if (reserved == Reserved.DONE) {
-            key++;
-          }
-        }
-      } finally {
-        runtime.lock.unlock();
-      }
-      if (reserved == Reserved.NEEDS_SLAB) {
-        runtime.grow(objectBytes(job, key));
-      } else if (reserved == Reserved.BUSY) {
-        runtime.sweep();
-        hasSwept = true;
-      }
-    }
-  }
-
-  /** Called under the lock. */
-  private Reserved reserve(TransferJob job, int key, long[] addresses) {
-    if (job.endIfGivenUp(key)) {
-      return Reserved.DONE;
-    }
-    if (job.registration.origin() == KVOrigin.MAY_BE_FOREIGN && !namespace.isForeign()) {
-      job.end(
-          key,
-          KeyOutcome.REJECTED,
-          KeyReason.FOREIGN_KV,
-          "the buffers may hold foreign KV, which namespace '" + namespace + "' must not get");
-      return Reserved.DONE;
-    }
-    BlockKeys keys = job.batch.keys();
-    KeySpace space = space(keys, key);
-    PooledObject object = runtime.pool.find(space, keys.hashes(), key);
-    if (object != null
-        && object.state() == PooledObject.State.FILLING
-        && runtime.clock.getAsLong() - object.expiresAtNanos() >= 0) {
-      runtime.pool.doom(object, KeyReason.WRITER_OVERDUE);
-      object = null;
-    }
-    if (object == null) {
-      long objectBytes = objectBytes(job, key);
-      object =
-          runtime.pool.reserve(
-              space, keys.hashes(), key, objectBytes, job.lease, key, job.deadlineNanos);
-      if (object == null) {
-        return runtime.pool.needsSlab(objectBytes) ? Reserved.NEEDS_SLAB : Reserved.BUSY;
-      }
-      job.writes(key, object);
-      addresses[key] = object.address();
-    } else if (hasOtherSize(job, key, object)) {
-      endWithOtherSize(job, key, object);
-    } else if (object.state() == PooledObject.State.PUBLISHED) {
-      job.end(key, KeyOutcome.COMPLETED, KeyReason.NONE, null);
-    } else {
-      job.join(key, object);
-    }
-    return Reserved.DONE;
-  }
-
-  private static boolean hasOtherSize(TransferJob job, int key, PooledObject object) {
-    return object.sizeBytes() != objectBytes(job, key);
-  }
-
-  private static long objectBytes(TransferJob job, int key) {
-    return job.registration.planner().objectBytes(job.batch.keys().groupId(key));
-  }
-
-  private static void endWithOtherSize(TransferJob job, int key, PooledObject object) {
-    int groupId = job.batch.keys().groupId(key);
-    job.end(
-        key,
-        KeyOutcome.FAILED,
-        KeyReason.SIZE_MISMATCH,
-        String.format(
-            "the stored object has %d bytes, an object of group %d in this layout has %d",
-            object.sizeBytes(), groupId, objectBytes(job, key)));
-  }
-
-  private KeySpace space(BlockKeys keys, int key) {
-    int groupId = keys.groupId(key);
-    KeySpace space = groupId < spaces.length ? spaces[groupId] : null;
-    if (space == null) {
-      throw UMBPException.invalid("group %d is not in the layout", groupId);
-    }
-    return space;
   }
 
   /** Lowers and submits the rows of a job; a job without rows is done with its copy at once. */

@@ -65,31 +65,6 @@ final class TPEngine {
     }
   }
 
-  /** The axes of a buffer outermost first: layer, block, K or V, head, token and content. */
-  static String axes(KVCacheLayout layout, KVSplit split) {
-    return switch (split) {
-      case FUSED -> layout.name();
-      case BLOCKS ->
-          switch (layout) {
-            case LBHNC -> "LBKHNC";
-            case LBNHC -> "LBKNHC";
-            case LHBNC -> "LHBKNC";
-            case BLHNC -> "BLKHNC";
-            case BLNHC -> "BLKNHC";
-            case BHLNC -> "BHLKNC";
-          };
-      case PLANES ->
-          switch (layout) {
-            case LBHNC -> "LKBHNC";
-            case LBNHC -> "LKBNHC";
-            case LHBNC -> "LKHBNC";
-            case BLHNC -> "KBLHNC";
-            case BLNHC -> "KBLNHC";
-            case BHLNC -> "KBHLNC";
-          };
-    };
-  }
-
   static KVCacheConfig config(List<Tensor> tensors) {
     List<KVCacheConfig.Group> groups = new ArrayList<>();
     List<KVCacheConfig.Tensor> buffers = new ArrayList<>();
@@ -249,7 +224,8 @@ final class TPEngine {
           for (int head = 0; head < heads(spec); head++) {
             for (int token = 0; token < spec.blockSize(); token++) {
               int at = 0;
-              String axes = axes(tensor.layout, valueBytes > 0 ? tensor.split : KVSplit.FUSED);
+              String axes =
+                  TrialEngine.order(tensor.layout, valueBytes > 0 ? tensor.split : KVSplit.FUSED);
               for (int i = 0; i < axes.length(); i++) {
                 char axis = axes.charAt(i);
                 at =
