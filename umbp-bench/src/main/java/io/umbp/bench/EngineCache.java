@@ -388,7 +388,7 @@ final class EngineCache {
   NamespaceManifest manifest() {
     return NamespaceManifest.builder(model.name())
         .cache(config(1), RankTopology.tensorParallel(0, ranks))
-        .hash("trace", BlockHash.fromHex("00"))
+        .hash("trace", BlockHash.fromHex("00"), blockSize)
         .build();
   }
 

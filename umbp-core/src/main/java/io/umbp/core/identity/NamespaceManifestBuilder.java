@@ -38,6 +38,7 @@ public final class NamespaceManifestBuilder {
   private @Nullable Drafter drafter;
   private @Nullable String hashAlgorithm;
   private @Nullable BlockHash firstParent;
+  private int hashBlockSize;
   private KVOrigin origin = KVOrigin.OWN_WRITER;
 
   NamespaceManifestBuilder(String model) {
@@ -154,7 +155,7 @@ public final class NamespaceManifestBuilder {
    * @return this builder
    */
   public NamespaceManifestBuilder hash(BlockHasher hasher) {
-    return hash(hasher.algorithm(), hasher.firstParent());
+    return hash(hasher.algorithm(), hasher.firstParent(), hasher.blockSize());
   }
 
   /**
@@ -162,11 +163,16 @@ public final class NamespaceManifestBuilder {
    *
    * @param algorithm the algorithm's name, not empty
    * @param firstParent what stands for the parent of first blocks: the hash of the seed
+   * @param blockSize tokens between two hashes of a sequence, above 0
    * @return this builder
    */
-  public NamespaceManifestBuilder hash(String algorithm, BlockHash firstParent) {
+  public NamespaceManifestBuilder hash(String algorithm, BlockHash firstParent, int blockSize) {
+    if (blockSize < 1) {
+      throw UMBPException.invalid("hash block size %d must be >= 1 token", blockSize);
+    }
     this.hashAlgorithm = present("hash algorithm", algorithm);
     this.firstParent = firstParent;
+    this.hashBlockSize = blockSize;
     return this;
   }
 
@@ -213,6 +219,7 @@ public final class NamespaceManifestBuilder {
         });
     fields.put("hash.algorithm", hashAlgorithm);
     fields.put("hash.first-parent", firstParent.toString());
+    fields.put("hash.block-size", String.valueOf(hashBlockSize));
     if (drafter != null) {
       fields.put("drafter", "yes");
       putPresent(fields, "drafter.method", drafter.method());

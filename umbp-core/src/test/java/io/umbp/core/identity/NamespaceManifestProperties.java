@@ -61,7 +61,7 @@ class NamespaceManifestProperties {
                 List.of(new Group(List.of(new Layer(layer, spec)), Transfer.ENABLED)),
                 List.of(Tensor.packed(KVCacheLayout.LBNHC, KVSplit.BLOCKS, 4, List.of(layer)))),
             RankTopology.single())
-        .hash("own", BlockHash.fromHex("00"))
+        .hash("own", BlockHash.fromHex("00"), 16)
         .build();
   }
 

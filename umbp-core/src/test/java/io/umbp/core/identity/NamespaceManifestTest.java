@@ -197,6 +197,7 @@ class NamespaceManifestTest {
             base(),
             base().hash(BlockHasher.compatible("0", 16)),
             "hash.algorithm"),
+        change("hash unit", base(), base().hash(BlockHasher.strict("0", 8)), "hash.block-size"),
         change("hash seed", base(), base().hash(BlockHasher.strict("1", 16)), "hash.first-parent"),
         change("tp size", sizes(8, 1, 1), sizes(16, 1, 1), "parallel.tp"),
         change("pcp size", sizes(2, 1, 1), sizes(2, 2, 1), "parallel.pcp"),
@@ -415,7 +416,7 @@ class NamespaceManifestTest {
   @Test
   @DisplayName("case 1: three fresh JVMs derive the same namespace from Map.of")
   void case1NamespaceIsTheSameInEveryProcess() throws Exception {
-    String expected = "393bdf2dcddb3d790f905160882bb59f";
+    String expected = "52f54dae0441da35945eda69b669e92e";
     assertEquals(expected, caseOneNamespace().value());
     List<String> places = new ArrayList<>();
     for (Class<?> type :
@@ -463,7 +464,9 @@ class NamespaceManifestTest {
     assertRefused("KV dtype is empty; null means none", () -> nulls.kvDtype(""));
     assertRefused("KV scales is empty; null means none", () -> nulls.kvScales(""));
     assertRefused(
-        "hash algorithm is empty; null means none", () -> nulls.hash("", HASHER.firstParent()));
+        "hash algorithm is empty; null means none", () -> nulls.hash("", HASHER.firstParent(), 16));
+    assertRefused(
+        "hash block size 0 must be >= 1 token", () -> nulls.hash("h", HASHER.firstParent(), 0));
     assertRefused("the name of an override is empty", () -> nulls.overrides(Map.of("", "x")));
   }
 
@@ -544,9 +547,9 @@ class NamespaceManifestTest {
   @DisplayName("the vector of docs/key-format.md")
   void documentedVector() {
     assertEquals(DOCUMENTED, documented().text());
-    assertEquals("ae605c9850ae803f9c53a3c0118bda34", documented().namespace().value());
+    assertEquals("dbfd6ca36281f41c8eaed493dc1dc3f4", documented().namespace().value());
     assertEquals(
-        "foreign.d6daec24fa2f88db3b6a4584fd99e49b",
+        "foreign.cae015904a5b213ca712ee3751aa42a0",
         NamespaceManifest.parse(DOCUMENTED.replace("own-writer", "may-be-foreign"))
             .namespace()
             .value());
@@ -595,6 +598,7 @@ class NamespaceManifestTest {
       group[1].layers=ssm=1
       group[1].replicated=yes
       hash.algorithm=sha256_cbor_strict
+      hash.block-size=16
       hash.first-parent=4e1195df020de59e0d65a33a4279f1183e7ae4e5d980e309f8b55adff2e61c3e
       kv.origin=own-writer
       layer[attn].element-type=BF16
