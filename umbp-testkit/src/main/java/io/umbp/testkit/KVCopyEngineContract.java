@@ -586,6 +586,22 @@ public abstract class KVCopyEngineContract {
   }
 
   @Test
+  @DisplayName("rule 5: a row may run through neighbouring tensors of one allocation")
+  final void rowsRunThroughNeighbouringTensors() {
+    Room room = new Room(4 * PAGE, 11);
+    long first = engine.register(part(room.memory, 0, PAGE));
+    long second = engine.register(part(room.memory, PAGE, PAGE));
+    assertEquals(PAGE, second - first, "distance of two neighbours");
+    engine.unregister(room.memory);
+    int half = PAGE / 2;
+    CopyBatch batch = room.batch(TransferDirection.STORE, 1);
+    batch.add(first + half, room.slab.baseAddress(), PAGE, 0);
+    System.arraycopy(room.expectedMemory, half, room.expectedSlab, 0, PAGE);
+    finish(submit(batch));
+    room.check("store of a row through two tensors");
+  }
+
+  @Test
   @DisplayName("rule 5: batches of several threads do not mix")
   final void threadsDoNotMix() throws Exception {
     int threads = 4;

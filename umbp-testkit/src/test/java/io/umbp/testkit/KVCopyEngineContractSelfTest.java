@@ -19,7 +19,9 @@ import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
+import java.util.NavigableMap;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.function.BooleanSupplier;
 import org.junit.jupiter.api.DisplayName;
 import org.junit.jupiter.api.Test;
@@ -48,6 +50,7 @@ class KVCopyEngineContractSelfTest {
     DROPS_LAST_ROW(5),
     COPIES_ONE_BYTE_TOO_MANY(5),
     TENSORS_LOSE_THEIR_DISTANCE(5),
+    ROWS_END_WITH_THEIR_TENSOR(5),
     SKIPS_BAD_ROWS(7),
     COPIES_BEFORE_IT_CHECKS(7),
     KEEPS_UNREGISTERED_MEMORY(7),
@@ -124,6 +127,7 @@ class KVCopyEngineContractSelfTest {
     private final Map<Long, Integer> releases = new HashMap<>();
     private final List<HostSlab> freedAgain = new ArrayList<>();
     private final Set<Long> allocations = new HashSet<>();
+    private final NavigableMap<Long, Long> tensorEnds = new TreeMap<>();
     private BooleanSupplier holding = () -> false;
 
     BrokenEngine(FakeGpu gpu, Defect defect) {
@@ -134,6 +138,7 @@ class KVCopyEngineContractSelfTest {
     @Override
     public synchronized long register(KVCacheTensor tensor) {
       long base = next.register(tensor);
+      tensorEnds.put(base, base + tensor.sizeBytes());
       boolean isSecond = !allocations.add(tensor.allocationBase());
       return defect == Defect.TENSORS_LOSE_THEIR_DISTANCE && isSecond ? base + 64 : base;
     }
@@ -197,6 +202,17 @@ class KVCopyEngineContractSelfTest {
         case COPIES_ONE_BYTE_TOO_MANY ->
             next.submit(batch.keyCount() == 3 ? copy(batch, batch.count(), 1) : batch, fence);
         case SKIPS_BAD_ROWS, COPIES_BEFORE_IT_CHECKS -> submitUnchecked(batch, fence);
+        case ROWS_END_WITH_THEIR_TENSOR -> {
+          for (int row = 0; row < batch.count(); row++) {
+            long start = batch.device()[row];
+            long end = start + batch.length()[row];
+            Map.Entry<Long, Long> last = tensorEnds.lowerEntry(end);
+            if (last != null && end <= last.getValue() && last.getKey() > start) {
+              throw UMBPException.invalid("row %d ends in another tensor", row);
+            }
+          }
+          yield next.submit(batch, fence);
+        }
         default -> new BrokenTicket(batch, fence, next.submit(batch, fence));
       };
     }

@@ -25,7 +25,8 @@ public interface KVCopyEngine {
    *
    * @param tensor the buffer; its memory is shared until {@link #unregister}
    * @return address of block 0 for use in batches: a real one where addresses are real, else
-   *     issued. Tensors in one allocation get addresses at their true distance
+   *     issued. Tensors in one allocation get addresses at their true distance, and a row may run
+   *     from one into the next
    * @throws io.umbp.api.UMBPException INVALID_ARGUMENT, UNSUPPORTED, CLOSED
    */
   long register(KVCacheTensor tensor);
