@@ -206,8 +206,10 @@ class KVCopyEngineContractSelfTest {
           for (int row = 0; row < batch.count(); row++) {
             long start = batch.device()[row];
             long end = start + batch.length()[row];
+            Map.Entry<Long, Long> first = tensorEnds.floorEntry(start);
             Map.Entry<Long, Long> last = tensorEnds.lowerEntry(end);
-            if (last != null && end <= last.getValue() && last.getKey() > start) {
+            boolean isInside = first != null && start < first.getValue();
+            if (isInside && last.getKey() > start && end <= last.getValue()) {
               throw UMBPException.invalid("row %d ends in another tensor", row);
             }
           }
