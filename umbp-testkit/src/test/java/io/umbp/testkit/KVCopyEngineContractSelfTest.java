@@ -209,7 +209,7 @@ class KVCopyEngineContractSelfTest {
             Map.Entry<Long, Long> first = tensorEnds.floorEntry(start);
             Map.Entry<Long, Long> last = tensorEnds.lowerEntry(end);
             boolean isInside = first != null && start < first.getValue();
-            if (isInside && last.getKey() > start && end <= last.getValue()) {
+            if (isInside && last != null && last.getKey() > start && end <= last.getValue()) {
               throw UMBPException.invalid("row %d ends in another tensor", row);
             }
           }
