@@ -1,5 +1,6 @@
 package io.umbp.core.layout;
 
+import com.google.common.math.LongMath;
 import io.umbp.api.UMBPException;
 import java.util.ArrayList;
 import java.util.Comparator;
@@ -128,7 +129,7 @@ record MemoryStrip(String layerName, int space, long start, long stride, int cou
       return false;
     }
     long ahead = start - other.start + length - 1;
-    long width = length + other.length - 2;
+    long width = LongMath.saturatedAdd(length, other.length - 2);
     long lastRun = (other.count - 1) * other.stride;
     long first = Math.max(0, -Math.floorDiv(ahead - lastRun, stride));
     if (first < count && ahead + first * stride - lastRun <= width) {

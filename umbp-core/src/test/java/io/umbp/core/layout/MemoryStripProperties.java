@@ -160,6 +160,15 @@ class MemoryStripProperties {
     assertTrue(e.getMessage().contains("in more pieces than can be checked for overlap"));
   }
 
+  @Example
+  void stripsOfHalfTheAddressSpaceAreChecked() {
+    long half = (1L << 62) + 10;
+    MemoryStrip one = new MemoryStrip("a", 0, 1, half, 1, half);
+    assertTrue(isRefused(List.of(one, new MemoryStrip("b", 0, 5, half, 1, half))));
+    assertTrue(isRefused(List.of(one, new MemoryStrip("b", 0, half, half, 1, 100))));
+    assertFalse(isRefused(List.of(one, new MemoryStrip("b", 0, half + 1, 100, 1, 100))));
+  }
+
   @Property
   void clippingKeepsExactlyTheBytesInside(
       @ForAll("strips") MemoryStrip strip,
