@@ -16,6 +16,10 @@ public final class BlockHashes {
   private static final VarHandle LONG =
       MethodHandles.byteArrayViewVarHandle(long[].class, ByteOrder.LITTLE_ENDIAN);
   private static final byte[] HEX_DIGITS = "0123456789abcdef".getBytes(US_ASCII);
+
+  /** What a virtual machine can allocate in one array. */
+  private static final int MAX_COLUMN_BYTES = Integer.MAX_VALUE - 8;
+
   private static final BlockHashes EMPTY = new BlockHashes(new byte[0], 1, 0, 0);
 
   private final byte[] bytes;
@@ -69,6 +73,70 @@ public final class BlockHashes {
       System.arraycopy(hash.shared(), 0, bytes, index++ * length, length);
     }
     return new BlockHashes(bytes, length, 0, hashes.size());
+  }
+
+  /**
+   * Collects hashes one after another. Thread-confined; the columns taken from it are not.
+   *
+   * <p>Columns share the builder's room: nothing is copied but when it is full and doubles, and
+   * what is appended later lies behind all that was taken.
+   */
+  public static final class Builder {
+    private final int hashLength;
+    private byte[] bytes;
+    private int size;
+
+    /**
+     * Creates an empty builder.
+     *
+     * @param hashLength length of each hash in bytes, 1 to {@value BlockHash#MAX_LENGTH}
+     * @param expected hashes for which room is taken at once, at least 0
+     */
+    public Builder(int hashLength, int expected) {
+      BlockHash.checkLength(hashLength);
+      if (expected < 0) {
+        throw UMBPException.invalid("%d expected hashes; must be >= 0", expected);
+      }
+      this.hashLength = hashLength;
+      this.bytes = new byte[columnBytes(expected, hashLength)];
+    }
+
+    /**
+     * Appends a hash.
+     *
+     * @param source has the hash's bytes; copied
+     * @param offset where in source
+     * @throws UMBPException INVALID_ARGUMENT when the column would have more than {@link
+     *     Integer#MAX_VALUE} bytes
+     */
+    public void append(byte[] source, int offset) {
+      int end = size * hashLength;
+      if (end > bytes.length - hashLength) {
+        int needed = columnBytes(size + 1, hashLength);
+        long room = Math.max(8L * hashLength, 2L * bytes.length);
+        bytes = Arrays.copyOf(bytes, (int) Math.max(needed, Math.min(room, MAX_COLUMN_BYTES)));
+      }
+      System.arraycopy(source, offset, bytes, end, hashLength);
+      size++;
+    }
+
+    /**
+     * Returns the number of hashes.
+     *
+     * @return how many were appended
+     */
+    public int size() {
+      return size;
+    }
+
+    /**
+     * Returns a column of all hashes appended so far. Allocates nothing for the hashes.
+     *
+     * @return a column that later hashes do not change
+     */
+    public BlockHashes column() {
+      return new BlockHashes(bytes, hashLength, 0, size);
+    }
   }
 
   /**

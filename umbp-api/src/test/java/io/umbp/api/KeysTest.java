@@ -142,6 +142,32 @@ class KeysTest {
   }
 
   @Test
+  void columnsOfABuilderStayAsTheyWereTaken() {
+    BlockHashes.Builder builder = new BlockHashes.Builder(2, 1);
+    byte[] source = new byte[4];
+    List<BlockHashes> taken = new ArrayList<>();
+    for (int i = 0; i < 100; i++) {
+      taken.add(builder.column());
+      source[1] = (byte) i;
+      source[2] = (byte) (i * 7);
+      builder.append(source, 1);
+    }
+    assertEquals(100, builder.size());
+    for (int size = 0; size < 100; size++) {
+      BlockHashes column = taken.get(size);
+      assertEquals(size, column.size());
+      for (int i = 0; i < size; i++) {
+        assertTrue(column.matches(i, new byte[] {(byte) i, (byte) (i * 7)}), size + " " + i);
+      }
+    }
+    assertRefused("-1 expected hashes; must be >= 0", () -> new BlockHashes.Builder(2, -1));
+    assertRefused(
+        "1073741824 hashes of 2 bytes exceed the limit of 2147483647 bytes a column",
+        () -> new BlockHashes.Builder(2, 1 << 30));
+    assertThrows(UMBPException.class, () -> new BlockHashes.Builder(0, 1));
+  }
+
+  @Test
   void aColumnHasOneLength() {
     assertRefused(
         "7 bytes of hashes are no multiple of the hash length 2",

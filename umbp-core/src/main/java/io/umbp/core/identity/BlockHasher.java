@@ -9,7 +9,6 @@ import java.security.DigestException;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import org.jspecify.annotations.Nullable;
@@ -354,14 +353,13 @@ public final class BlockHasher {
     private int blockEnd;
     private int tokensInBlock;
 
-    private byte[] hashes;
-    private int size;
+    private final BlockHashes.Builder hashes;
 
     private Sequence(BlockHasher hasher, Extras extras, int expectedBlocks) {
       this.blockSize = hasher.blockSize;
       extras.embeddings.checkBlockSize(blockSize);
       this.extraKeys = new ExtraKeys(extras, hasher.strict, blockSize);
-      this.hashes = new byte[expectedBlocks * HASH_LENGTH];
+      this.hashes = new BlockHashes.Builder(HASH_LENGTH, expectedBlocks);
       int heads = 3 * CanonicalCbor.MAX_HEAD;
       int tokenBytes = blockSize * CanonicalCbor.MAX_HEAD;
       this.block = new byte[heads + HASH_LENGTH + tokenBytes + extraKeys.maxBytes()];
@@ -399,7 +397,7 @@ public final class BlockHasher {
       if (from < 0 || to < from || to > tokens.length) {
         throw UMBPException.invalid("tokens [%d, %d) are outside [0, %d)", from, to, tokens.length);
       }
-      checkBlocks(size + ((long) tokensInBlock + to - from) / blockSize);
+      checkBlocks(hashes.size() + ((long) tokensInBlock + to - from) / blockSize);
       checkTokens(tokens, from, to);
       int next = from;
       while (next < to) {
@@ -414,7 +412,7 @@ public final class BlockHasher {
           finishBlock();
         }
       }
-      return size;
+      return hashes.size();
     }
 
     private static void checkTokens(int[] tokens, int from, int to) {
@@ -433,15 +431,9 @@ public final class BlockHasher {
     }
 
     private void finishBlock() {
-      sha256.update(block, 0, extraKeys.put(block, blockEnd, size));
+      sha256.update(block, 0, extraKeys.put(block, blockEnd, hashes.size()));
       digest(sha256, block, parentAt);
-      int end = size * HASH_LENGTH;
-      if (end == hashes.length) {
-        int room = (int) Math.min(MAX_BLOCKS, Math.max(8, 2L * size));
-        hashes = Arrays.copyOf(hashes, room * HASH_LENGTH);
-      }
-      System.arraycopy(block, parentAt, hashes, end, HASH_LENGTH);
-      size++;
+      hashes.append(block, parentAt);
       blockEnd = tokensAt;
       tokensInBlock = 0;
     }
@@ -452,16 +444,16 @@ public final class BlockHasher {
      * @return full blocks, at least 0
      */
     public int size() {
-      return size;
+      return hashes.size();
     }
 
     /**
      * Returns the hashes of all full blocks.
      *
-     * @return {@link #size()} hashes in prefix order; a copy that later tokens do not change
+     * @return {@link #size()} hashes in prefix order, which later tokens do not change
      */
     public BlockHashes hashes() {
-      return hashes(0, size);
+      return hashes.column();
     }
 
     /**
@@ -469,17 +461,14 @@ public final class BlockHasher {
      *
      * @param from first block
      * @param to end, exclusive, at most {@link #size()}
-     * @return the hashes in prefix order; a copy that later tokens do not change
+     * @return the hashes in prefix order, which later tokens do not change
      * @throws UMBPException INVALID_ARGUMENT when the part is outside the hashed blocks
      */
     public BlockHashes hashes(int from, int to) {
-      if (from < 0 || to < from || to > size) {
-        throw UMBPException.invalid("blocks [%d, %d) are outside [0, %d)", from, to, size);
+      if (from < 0 || to < from || to > size()) {
+        throw UMBPException.invalid("blocks [%d, %d) are outside [0, %d)", from, to, size());
       }
-      boolean whole = from == 0 && to * HASH_LENGTH == hashes.length;
-      return BlockHashes.of(
-          HASH_LENGTH,
-          whole ? hashes : Arrays.copyOfRange(hashes, from * HASH_LENGTH, to * HASH_LENGTH));
+      return hashes.column().slice(from, to);
     }
   }
 }

@@ -249,6 +249,17 @@ class ExtraKeysTest {
     }
     long room = 2 * 512 * BlockHasher.HASH_LENGTH;
     assertTrue(least < room + blocks, least + " bytes for " + blocks + " blocks");
+
+    int[] longPrompt = new int[40_000];
+    int longBlocks = longPrompt.length / 4;
+    long leastOfAll = Long.MAX_VALUE;
+    for (int round = 0; round < 5; round++) {
+      long before = threads.getThreadAllocatedBytes(me);
+      assertEquals(longBlocks, hasher.hash(longPrompt, Extras.none()).size());
+      leastOfAll = Math.min(leastOfAll, threads.getThreadAllocatedBytes(me) - before);
+    }
+    long once = (long) longBlocks * BlockHasher.HASH_LENGTH;
+    assertTrue(leastOfAll < once + longBlocks, leastOfAll + " bytes for hashes of " + once);
   }
 
   private static void assertRefused(String message, Executable call) {
