@@ -26,6 +26,8 @@ public class UMBPException extends RuntimeException {
     COPY_FAILED,
     /** Device memory was named without a fence that orders the copy after its last user. */
     FENCE_REQUIRED,
+    /** The stream is being captured into a graph, of which copies are never a part. */
+    STREAM_CAPTURING,
     /** Host or device memory could not be had; the message names need and limit. */
     OUT_OF_MEMORY,
     /** This runtime or copy engine does not do what was asked. */

@@ -110,7 +110,7 @@ final class ReplayEngine implements AutoCloseable {
         EmbeddedRuntime.builder()
             .capacityBytes(settings.poolBytes())
             .slabBytes(Math.min(slabBytes, settings.poolBytes()))
-            .copyEngine(copyEngine.apply(copies))
+            .copyEngine(() -> copyEngine.apply(copies))
             .build();
     for (int rank = 0; rank < settings.ranks(); rank++) {
       KVLayoutDescriptor layout = cache.describe(rank, blocks);

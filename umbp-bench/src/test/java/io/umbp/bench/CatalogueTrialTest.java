@@ -46,7 +46,7 @@ class CatalogueTrialTest {
         EmbeddedRuntime.builder()
             .capacityBytes(1L << 30)
             .slabBytes(cache.largestObjectBytes())
-            .copyEngine(gpu.copyEngine())
+            .copyEngine(gpu::copyEngine)
             .build();
     try {
       new GpuRank(gpu, runtime, cache, layout, BLOCKS).synchronize();

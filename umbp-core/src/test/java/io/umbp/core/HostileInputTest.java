@@ -548,7 +548,7 @@ class HostileInputTest {
     private final long address;
 
     DeviceMachine(FakeGpu gpu) {
-      super(EmbeddedRuntime.builder().copyEngine(gpu.copyEngine()));
+      super(EmbeddedRuntime.builder().copyEngine(gpu::copyEngine));
       this.gpu = gpu;
       address = gpu.malloc(0, BYTES);
     }
@@ -586,7 +586,7 @@ class HostileInputTest {
     private final List<ByteBuffer> slabs;
 
     HostMachine(List<ByteBuffer> slabs) {
-      super(EmbeddedRuntime.builder().copyEngine(new HostCopyEngine()));
+      super(EmbeddedRuntime.builder().copyEngine(HostCopyEngine::new));
       this.slabs = slabs;
     }
 

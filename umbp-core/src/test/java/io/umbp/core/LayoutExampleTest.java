@@ -32,7 +32,7 @@ class LayoutExampleTest {
   void aHybridCacheInOneAllocation() {
     try (FakeGpu gpu = FakeGpu.asynchronous(1)) {
       EmbeddedRuntime runtime =
-          EmbeddedRuntime.builder().capacityBytes(1 << 20).copyEngine(gpu.copyEngine()).build();
+          EmbeddedRuntime.builder().capacityBytes(1 << 20).copyEngine(gpu::copyEngine).build();
       UMBPNamespace model = new UMBPNamespace("my-model");
       // example-begin
       KVCacheSpec full = // kind, tokens a block, format, KV heads, key, value, sharding, window

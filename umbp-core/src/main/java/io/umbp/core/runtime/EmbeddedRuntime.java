@@ -52,7 +52,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   final ReentrantLock lock = new ReentrantLock();
   final BlockPool pool;
   final JobTable jobs = new JobTable();
-  final KVCopyEngine engine;
+  final OwnCopyEngine engine;
   final LongSupplier clock;
   final long timeoutNanos;
   final ObjectReach reach;
@@ -79,14 +79,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   private EmbeddedRuntime(Builder builder) {
     this.slabBytes = builder.effectiveSlabBytes();
     this.pool = new BlockPool(builder.capacityBytes, slabBytes, this::evicted);
-    KVCopyEngine given = builder.copyEngine;
-    if (given != null) {
-      this.engine = given;
-    } else if (builder.executor != null) {
-      this.engine = HostCopyEngine.on(builder.executor);
-    } else {
-      this.engine = new HostCopyEngine();
-    }
+    this.engine = new OwnCopyEngine(builder.effectiveCopyEngine());
     this.follower = builder.executor == null ? null : new CopyFollower(this, builder.executor);
     this.clock = builder.nanoTime;
     this.timeoutNanos = nanos(builder.transferTimeout);
@@ -99,7 +92,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
 
     private long capacityBytes;
     private long slabBytes;
-    private @Nullable KVCopyEngine copyEngine;
+    private @Nullable Supplier<? extends KVCopyEngine> copyEngine;
     private @Nullable Executor executor;
     private Duration transferTimeout = Duration.ofSeconds(30);
     private LongSupplier nanoTime = System::nanoTime;
@@ -140,11 +133,13 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     /**
      * Sets the copy engine; a {@link HostCopyEngine} unless set.
      *
-     * @param engine an open engine; ownership is transferred to the runtime, which closes it
+     * @param opener opens the engine when buffers are first registered, so that a runtime which
+     *     only schedules touches no device; ownership is transferred to the runtime, which closes
+     *     it. Called once, unless it throws: then registering fails with that, and may be repeated
      * @return this
      */
-    public Builder copyEngine(KVCopyEngine engine) {
-      copyEngine = engine;
+    public Builder copyEngine(Supplier<? extends KVCopyEngine> opener) {
+      copyEngine = opener;
       return this;
     }
 
@@ -211,6 +206,15 @@ public final class EmbeddedRuntime implements UMBPRuntime {
         throw UMBPException.invalid("capacityBytes is not set");
       }
       return new EmbeddedRuntime(this);
+    }
+
+    private Supplier<? extends KVCopyEngine> effectiveCopyEngine() {
+      Supplier<? extends KVCopyEngine> given = copyEngine;
+      Executor runner = executor;
+      if (given != null) {
+        return given;
+      }
+      return runner == null ? HostCopyEngine::new : () -> HostCopyEngine.on(runner);
     }
 
     private long effectiveSlabBytes() {
@@ -462,7 +466,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   }
 
   void unregister(Registration registration) {
-    registration.tensors().forEach(engine::unregister);
+    registration.tensors().forEach(engine.get()::unregister);
   }
 
   /**
@@ -474,7 +478,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   void grow(long objectBytes) {
     HostSlab slab;
     try {
-      slab = engine.allocateSlab(slabBytes);
+      slab = engine.get().allocateSlab(slabBytes);
     } catch (UMBPException e) {
       if (e.reason() != UMBPException.Reason.OUT_OF_MEMORY) {
         throw e;
@@ -494,7 +498,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
               return isWanted;
             });
     if (!isTaken) {
-      engine.releaseSlab(slab);
+      engine.get().releaseSlab(slab);
       checkOpen();
     }
   }
@@ -639,7 +643,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     for (EmbeddedWorkerHandle worker : openWorkers) {
       worker.close(Duration.ZERO);
     }
-    callLocked(pool::memory).forEach(engine::releaseSlab);
+    callLocked(pool::memory).forEach(slab -> engine.get().releaseSlab(slab));
     long spent = Math.max(clock.getAsLong() - start, System.nanoTime() - wallStart);
     CloseResult engineResult = engine.close(Duration.ofNanos(Math.max(0, boundNanos - spent)));
     sweep();

@@ -113,7 +113,7 @@ final class EmbeddedWorkerHandle implements SupportsShardedLoad {
     try {
       for (Map.Entry<String, KVCacheTensor> layer : kvCaches.entrySet()) {
         KVCacheTensor tensor = layer.getValue();
-        long base = runtime.engine.register(tensor);
+        long base = runtime.engine.get().register(tensor);
         registered.add(tensor);
         placements.put(layer.getKey(), LayerPlacement.of(base, tensor));
         memory.add(new TrialCanaries.Span(base, base + tensor.sizeBytes()));
@@ -125,7 +125,7 @@ final class EmbeddedWorkerHandle implements SupportsShardedLoad {
     } catch (Throwable e) {
       CopyTicket unfinished = copies.unfinished();
       if (candidate == null || unfinished == null) {
-        registered.forEach(runtime.engine::unregister);
+        registered.forEach(runtime.engine.get()::unregister);
       } else {
         retire(candidate, unfinished, copies);
       }
@@ -342,7 +342,7 @@ final class EmbeddedWorkerHandle implements SupportsShardedLoad {
     } else {
       current.planner().lower(job.batch, addresses, rows);
     }
-    CopyTicket ticket = runtime.engine.submit(rows, fence);
+    CopyTicket ticket = runtime.engine.get().submit(rows, fence);
     runtime.runLocked(
         () -> {
           job.rows = rows;

@@ -30,14 +30,14 @@ final class TrialCopies {
 
   /** Takes a slab, which is given back by {@link #releaseSlabs}. */
   HostSlab allocate(long sizeBytes) {
-    HostSlab slab = runtime.engine.allocateSlab(sizeBytes);
+    HostSlab slab = runtime.engine.get().allocateSlab(sizeBytes);
     slabs.add(slab);
     return slab;
   }
 
   /** Gives all slabs back. The copy engine keeps one that a copy still uses until that ends. */
   void releaseSlabs() {
-    slabs.forEach(runtime.engine::releaseSlab);
+    slabs.forEach(runtime.engine.get()::releaseSlab);
     slabs.clear();
   }
 
@@ -59,7 +59,7 @@ final class TrialCopies {
    * @throws UMBPException COPY_FAILED
    */
   void run(CopyBatch rows, String what) {
-    CopyTicket ticket = runtime.engine.submit(rows, DeviceFence.hostComplete());
+    CopyTicket ticket = runtime.engine.get().submit(rows, DeviceFence.hostComplete());
     unfinished = ticket;
     unfinishedBytes = Arrays.stream(rows.length(), 0, rows.count()).sum();
     String giveUp;

@@ -105,7 +105,7 @@ final class ConnectorRig implements AutoCloseable {
       FakeGpuCopyEngine copies, ObjectReach reach, int poolObjects) {
     return EmbeddedRuntime.builder()
         .capacityBytes((long) poolObjects * BLOCK_BYTES)
-        .copyEngine(copies)
+        .copyEngine(() -> copies)
         .reach(reach)
         .build();
   }

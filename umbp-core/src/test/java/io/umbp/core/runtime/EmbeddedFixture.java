@@ -43,7 +43,7 @@ abstract class EmbeddedFixture implements RuntimeFixture {
         builder
             .capacityBytes(setup.capacityBytes())
             .slabBytes(SLAB_BYTES)
-            .copyEngine(copies)
+            .copyEngine(() -> copies)
             .transferTimeout(setup.transferTimeout())
             .nanoTime(clock)
             .build();

@@ -121,7 +121,7 @@ class EmbeddedRuntimeRacesTest {
         EmbeddedRuntime.builder()
             .capacityBytes((long) objects * BYTES)
             .slabBytes(BYTES)
-            .copyEngine(engine)
+            .copyEngine(() -> engine)
             .nanoTime(clock)
             .build();
     runtimes.add(runtime);

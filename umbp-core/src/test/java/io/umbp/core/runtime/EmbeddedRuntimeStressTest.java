@@ -203,7 +203,7 @@ class EmbeddedRuntimeStressTest {
         EmbeddedRuntime.builder()
             .capacityBytes(16_000)
             .slabBytes(5_000)
-            .copyEngine(engine)
+            .copyEngine(() -> engine)
             .transferTimeout(Duration.ofMillis(2))
             .build();
     ExecutorService threads = Executors.newFixedThreadPool(THREADS);

@@ -70,7 +70,7 @@ class EmbeddedRuntimeTest {
   }
 
   private EmbeddedRuntime runtime(EmbeddedRuntime.Builder builder) {
-    EmbeddedRuntime runtime = builder.copyEngine(engine).nanoTime(clock).build();
+    EmbeddedRuntime runtime = builder.copyEngine(() -> engine).nanoTime(clock).build();
     runtimes.add(runtime);
     return runtime;
   }

@@ -91,7 +91,7 @@ class LayoutRoundTripProperties {
     KVLayoutDescriptor layout = KVLayoutPlanner.describe(config, topology);
     try (FakeGpu gpu = FakeGpu.asynchronous(1)) {
       EmbeddedRuntime runtime =
-          EmbeddedRuntime.builder().capacityBytes(1 << 20).copyEngine(gpu.copyEngine()).build();
+          EmbeddedRuntime.builder().capacityBytes(1 << 20).copyEngine(gpu::copyEngine).build();
       List<Memory> memories = new ArrayList<>();
       Map<String, Memory> memoryOf = new HashMap<>();
       Map<String, KVCacheTensor> tensors = new HashMap<>();

@@ -52,7 +52,7 @@ class LayoutRoundTripTest {
 
   private final FakeGpu gpu = FakeGpu.asynchronous(1);
   private final EmbeddedRuntime runtime =
-      EmbeddedRuntime.builder().capacityBytes(64 << 20).copyEngine(gpu.copyEngine()).build();
+      EmbeddedRuntime.builder().capacityBytes(64 << 20).copyEngine(gpu::copyEngine).build();
   private final Map<Long, byte[]> expected = new LinkedHashMap<>();
   private final List<KVRegion> regions = new ArrayList<>();
   private final Map<String, KVCacheTensor> tensors = new LinkedHashMap<>();

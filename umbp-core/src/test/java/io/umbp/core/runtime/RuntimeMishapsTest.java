@@ -143,7 +143,7 @@ class RuntimeMishapsTest {
             .capacityBytes(capacityBytes)
             .slabBytes(slabBytes)
             .transferTimeout(TIMEOUT)
-            .copyEngine(engine)
+            .copyEngine(() -> engine)
             .nanoTime(clock);
     if (executor != null) {
       builder.executor(executor);
@@ -283,7 +283,7 @@ class RuntimeMishapsTest {
           EmbeddedRuntime.builder()
               .capacityBytes(4096)
               .transferTimeout(forever)
-              .copyEngine(other.copyEngine())
+              .copyEngine(other::copyEngine)
               .build();
       assertEquals(CloseResult.CLEAN, patient.close(LONG));
     }

@@ -53,7 +53,7 @@ class ShardedLoadTest {
         .capacityBytes(capacityBytes)
         .slabBytes(Math.min(capacityBytes, 64 << 10))
         .transferTimeout(TIMEOUT)
-        .copyEngine(copies)
+        .copyEngine(() -> copies)
         .nanoTime(clock)
         .build();
   }
@@ -240,7 +240,7 @@ class ShardedLoadTest {
         EmbeddedRuntime.builder()
             .capacityBytes(4 * HALF)
             .slabBytes(4 * HALF)
-            .copyEngine(engine)
+            .copyEngine(() -> engine)
             .nanoTime(clock)
             .build();
     producer = engine("stored", 2, full(2));
@@ -275,7 +275,7 @@ class ShardedLoadTest {
         EmbeddedRuntime.builder()
             .capacityBytes(1 << 20)
             .slabBytes(64 << 10)
-            .copyEngine(engine)
+            .copyEngine(() -> engine)
             .nanoTime(clock)
             .build();
     producer = engine("stored", 2, full(2));
@@ -309,7 +309,7 @@ class ShardedLoadTest {
       runtime =
           EmbeddedRuntime.builder()
               .capacityBytes(1 << 20)
-              .copyEngine(stepped.copyEngine())
+              .copyEngine(stepped::copyEngine)
               .nanoTime(clock)
               .build();
       List<Tensor> tensors = List.of(tensor("other", 0, 1), tensor("mine", 1, 2));

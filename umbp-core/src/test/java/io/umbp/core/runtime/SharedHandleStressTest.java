@@ -295,7 +295,7 @@ class SharedHandleStressTest {
           EmbeddedRuntime.builder()
               .capacityBytes(16_000)
               .slabBytes(5_200)
-              .copyEngine(engine(place, executor, seed))
+              .copyEngine(() -> engine(place, executor, seed))
               .transferTimeout(Duration.ofMillis(2));
       EmbeddedRuntime runtime =
           executor == null ? builder.build() : builder.executor(executor).build();

@@ -42,7 +42,7 @@ class TPReshardingTest {
       EmbeddedRuntime.builder()
           .capacityBytes(64 << 20)
           .slabBytes(1 << 20)
-          .copyEngine(gpu.copyEngine())
+          .copyEngine(gpu::copyEngine)
           .build();
 
   @AfterEach

@@ -143,7 +143,7 @@ final class TrialEngine implements AutoCloseable {
     runtime =
         EmbeddedRuntime.builder()
             .capacityBytes(64 << 20)
-            .copyEngine(copies)
+            .copyEngine(() -> copies)
             .nanoTime(() -> now.addAndGet(clockStepNanos.get()))
             .build();
     worker = runtime.createWorkerHandle(NAMESPACE, RANK, KVLayoutPlanner.describe(told, RANK));
