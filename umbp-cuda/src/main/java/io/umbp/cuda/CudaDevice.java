@@ -1,0 +1,359 @@
+package io.umbp.cuda;
+
+import io.umbp.api.UMBPException;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.UncheckedIOException;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.List;
+import java.util.concurrent.locks.ReentrantLock;
+import jcuda.driver.CUdevice_attribute;
+import jcuda.driver.CUevent;
+import jcuda.driver.CUevent_flags;
+import jcuda.driver.CUfunction;
+import jcuda.driver.CUmodule;
+import jcuda.driver.CUstream;
+import jcuda.driver.CUstream_flags;
+import jcuda.driver.JCudaDriver;
+import org.jspecify.annotations.Nullable;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * One device of an engine: its context, one copy stream for each direction, the kernel, and the
+ * batches that wait until fewer bytes are in flight. Thread-safe.
+ *
+ * <p>Streams, kernel, and a first stock of events and launch tables are made when the device is
+ * opened, before serving: while an engine captures a graph nothing needs to be created.
+ */
+// The lock guards the fields below it. No driver call and no other lock is taken inside it.
+final class CudaDevice {
+  private static final Logger log = LoggerFactory.getLogger(CudaDevice.class);
+  private static final int FIRST_EVENTS = 64;
+  private static final int FIRST_TABLES = 4;
+
+  private final CudaContext context;
+  private final CudaCopySettings settings;
+  private final CUstream loadStream = new CUstream();
+  private final CUstream storeStream = new CUstream();
+  private final CUmodule module = new CUmodule();
+  private final CUfunction function = new CUfunction();
+  private final List<Handles.Address> staging = new ArrayList<>();
+  private int streams;
+  private boolean hasKernel;
+  private int multiprocessors;
+  private long maxPitchBytes;
+
+  /** Why the device is of no use any more. */
+  private volatile @Nullable String loss;
+
+  private final ReentrantLock lock = new ReentrantLock();
+  private final Deque<CudaCopyTicket> waitingLoads = new ArrayDeque<>();
+  private final Deque<CudaCopyTicket> waitingStores = new ArrayDeque<>();
+  private final Deque<CUevent> events = new ArrayDeque<>();
+  private final Deque<LaunchTable> tables = new ArrayDeque<>();
+  private long inFlightBytes;
+
+  private CudaDevice(CudaContext context, CudaCopySettings settings) {
+    this.context = context;
+    this.settings = settings;
+  }
+
+  /**
+   * Makes all that copies need on a device.
+   *
+   * @throws UMBPException DRIVER_FAILED, UNSUPPORTED; nothing is left behind
+   */
+  static CudaDevice open(CudaContext context, CudaCopySettings settings) {
+    CudaDevice device = new CudaDevice(context, settings);
+    try {
+      device.create();
+      return device;
+    } catch (RuntimeException | Error e) {
+      device.close();
+      throw e;
+    }
+  }
+
+  private void create() {
+    int[] mode = context.enter();
+    try {
+      requireUnifiedAddresses();
+      multiprocessors = attribute(CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+      maxPitchBytes = attribute(CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_PITCH);
+      int[] least = new int[1];
+      int[] greatest = new int[1];
+      Driver.check(
+          "cuCtxGetStreamPriorityRange",
+          () -> JCudaDriver.cuCtxGetStreamPriorityRange(least, greatest));
+      createStream(loadStream, greatest[0]);
+      createStream(storeStream, least[0]);
+      hasKernel = loadKernel();
+      for (int i = 0; i < 2 && settings.stagingBytes() > 0; i++) {
+        Handles.Address buffer = new Handles.Address();
+        Driver.check(
+            "cuMemAlloc of a staging buffer of " + settings.stagingBytes() + " bytes",
+            () -> JCudaDriver.cuMemAlloc(buffer, settings.stagingBytes()));
+        staging.add(buffer);
+      }
+      for (int i = 0; i < FIRST_EVENTS; i++) {
+        events.add(createEvent());
+      }
+      for (int i = 0; i < FIRST_TABLES && hasKernel; i++) {
+        tables.add(new LaunchTable(List.of(context), settings.tableRanges()));
+      }
+    } finally {
+      context.exit(mode);
+    }
+  }
+
+  private void requireUnifiedAddresses() {
+    if (attribute(CUdevice_attribute.CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) == 0
+        || attribute(CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY) == 0) {
+      throw new UMBPException(
+          UMBPException.Reason.UNSUPPORTED,
+          "device " + ordinal() + " has no unified addressing, or can't map host memory");
+    }
+  }
+
+  private int attribute(int attribute) {
+    int[] value = new int[1];
+    Driver.check(
+        "cuDeviceGetAttribute(" + attribute + ")",
+        () -> JCudaDriver.cuDeviceGetAttribute(value, attribute, context.device()));
+    return value[0];
+  }
+
+  private void createStream(CUstream stream, int priority) {
+    Driver.check(
+        "cuStreamCreateWithPriority",
+        () ->
+            JCudaDriver.cuStreamCreateWithPriority(
+                stream, CUstream_flags.CU_STREAM_NON_BLOCKING, priority));
+    streams++;
+  }
+
+  private boolean loadKernel() {
+    String ptx;
+    try (InputStream in = CudaDevice.class.getResourceAsStream(CopyKernel.PTX_RESOURCE)) {
+      if (in == null) {
+        throw new IllegalStateException(CopyKernel.PTX_RESOURCE + " is missing from the jar");
+      }
+      ptx = new String(in.readAllBytes(), StandardCharsets.US_ASCII);
+    } catch (IOException e) {
+      throw new UncheckedIOException(e);
+    }
+    int code = Driver.code(() -> JCudaDriver.cuModuleLoadData(module, ptx));
+    if (code != Driver.SUCCESS) {
+      log.warn(
+          "Device {} copies small ranges one by one, which is slow: {}",
+          ordinal(),
+          Driver.describe("cuModuleLoadData", code));
+      return false;
+    }
+    code = Driver.code(() -> JCudaDriver.cuModuleGetFunction(function, module, CopyKernel.ENTRY));
+    if (code != Driver.SUCCESS) {
+      Driver.code(() -> JCudaDriver.cuModuleUnload(module));
+      throw Driver.failed("cuModuleGetFunction", code);
+    }
+    return true;
+  }
+
+  private static CUevent createEvent() {
+    CUevent event = new CUevent();
+    Driver.check(
+        "cuEventCreate",
+        () -> JCudaDriver.cuEventCreate(event, CUevent_flags.CU_EVENT_DISABLE_TIMING));
+    return event;
+  }
+
+  int ordinal() {
+    return context.ordinal();
+  }
+
+  CudaContext context() {
+    return context;
+  }
+
+  CudaCopySettings settings() {
+    return settings;
+  }
+
+  CUstream stream(boolean isLoad) {
+    return isLoad ? loadStream : storeStream;
+  }
+
+  /** Returns the staging buffer of a direction, 0 when there is none. */
+  long staging(boolean isLoad) {
+    return staging.isEmpty() ? 0 : staging.get(isLoad ? 0 : 1).value();
+  }
+
+  boolean hasKernel() {
+    return hasKernel;
+  }
+
+  CUfunction function() {
+    return function;
+  }
+
+  int multiprocessors() {
+    return multiprocessors;
+  }
+
+  long maxPitchBytes() {
+    return maxPitchBytes;
+  }
+
+  /** Takes an event from the stock, or makes one; the context is current. */
+  CUevent takeEvent() {
+    CUevent event = poll(events);
+    return event == null ? createEvent() : event;
+  }
+
+  void giveBack(CUevent event) {
+    lock.lock();
+    try {
+      events.push(event);
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Takes a launch table from the stock, or makes one; the context is current. */
+  LaunchTable takeTable() {
+    LaunchTable table = poll(tables);
+    return table == null ? new LaunchTable(List.of(context), settings.tableRanges()) : table;
+  }
+
+  void giveBack(LaunchTable table) {
+    lock.lock();
+    try {
+      tables.push(table);
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  private <T> @Nullable T poll(Deque<T> stock) {
+    lock.lock();
+    try {
+      return stock.poll();
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Puts a batch in the queue of its direction. */
+  void addWaiting(CudaCopyTicket ticket) {
+    lock.lock();
+    try {
+      (ticket.isLoad() ? waitingLoads : waitingStores).add(ticket);
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Enqueues the waiting batches whose bytes may be in flight, loads first. */
+  void pump() {
+    for (CudaCopyTicket ticket = next(); ticket != null; ticket = next()) {
+      ticket.enqueue();
+    }
+  }
+
+  private @Nullable CudaCopyTicket next() {
+    lock.lock();
+    try {
+      Deque<CudaCopyTicket> queue = waitingLoads.isEmpty() ? waitingStores : waitingLoads;
+      CudaCopyTicket head = queue.peek();
+      if (head == null
+          || (inFlightBytes > 0 && inFlightBytes + head.bytes() > settings.inFlightBytes())) {
+        return null;
+      }
+      inFlightBytes += head.bytes();
+      return queue.poll();
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Counts the bytes of an enqueued batch out. */
+  void landed(long bytes) {
+    lock.lock();
+    try {
+      inFlightBytes -= bytes;
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  /** Takes all batches that were not enqueued out of the queues. */
+  List<CudaCopyTicket> takeWaiting() {
+    lock.lock();
+    try {
+      List<CudaCopyTicket> all = new ArrayList<>(waitingLoads);
+      all.addAll(waitingStores);
+      waitingLoads.clear();
+      waitingStores.clear();
+      return all;
+    } finally {
+      lock.unlock();
+    }
+  }
+
+  void lose(String why) {
+    loss = why;
+  }
+
+  @Nullable String loss() {
+    return loss;
+  }
+
+  /** Frees all that was made, as far as the context still lets it. No batch is running. */
+  void close() {
+    List<CUevent> allEvents;
+    List<LaunchTable> allTables;
+    lock.lock();
+    try {
+      allEvents = List.copyOf(events);
+      allTables = List.copyOf(tables);
+      events.clear();
+      tables.clear();
+    } finally {
+      lock.unlock();
+    }
+    allTables.forEach(
+        table -> {
+          if (loss == null) {
+            table.pinned().release(context);
+          } else {
+            table.pinned().giveUp();
+          }
+        });
+    int[] mode;
+    try {
+      mode = context.enter();
+    } catch (UMBPException e) {
+      log.debug("Device {} is gone with all that was made on it", ordinal(), e);
+      return;
+    }
+    try {
+      allEvents.forEach(event -> Driver.code(() -> JCudaDriver.cuEventDestroy(event)));
+      staging.forEach(buffer -> Driver.code(() -> JCudaDriver.cuMemFree(buffer)));
+      if (hasKernel) {
+        Driver.code(() -> JCudaDriver.cuModuleUnload(module));
+      }
+      if (streams > 0) {
+        Driver.code(() -> JCudaDriver.cuStreamDestroy(loadStream));
+      }
+      if (streams > 1) {
+        Driver.code(() -> JCudaDriver.cuStreamDestroy(storeStream));
+      }
+    } finally {
+      context.exit(mode);
+      context.release();
+    }
+  }
+}
