@@ -1,0 +1,174 @@
+#include "fake.h"
+
+#include <jni.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CONTROL(type, name) \
+  JNIEXPORT type JNICALL Java_io_umbp_testkit_FakeCudaDriver_##name
+
+CONTROL(void, set0)(JNIEnv *env, jclass type, jint setting, jlong value) {
+  (void)env, (void)type;
+  switch (setting) {
+    case 0: device_count = (int)value; break;
+    case 1: driver_version = (int)value; break;
+    case 2: device_limit = (size_t)value; break;
+    case 3: pinned_limit = (size_t)value; break;
+    case 4: __atomic_store_n(&noop, (int)value, __ATOMIC_RELAXED); break;
+    default: __atomic_store_n(&copy_nanos, value, __ATOMIC_RELAXED);
+  }
+}
+
+CONTROL(jlong, calls0)(JNIEnv *env, jclass type, jstring function) {
+  (void)type;
+  const char *name = (*env)->GetStringUTFChars(env, function, 0);
+  jlong calls = calls_of(name);
+  (*env)->ReleaseStringUTFChars(env, function, name);
+  return calls;
+}
+
+CONTROL(void, resetCalls0)(JNIEnv *env, jclass type) {
+  (void)env, (void)type;
+  reset_calls();
+}
+
+CONTROL(void, live0)(JNIEnv *env, jclass type, jlongArray into) {
+  (void)type;
+  int64_t live[8];
+  count_allocs(live);
+  count_handles(&live[3], &live[4]);
+  live[5] = live_modules();
+  live[6] = primary_retains();
+  live[7] = live_contexts();
+  (*env)->SetLongArrayRegion(env, into, 0, 8, (const jlong *)live);
+}
+
+CONTROL(jlong, violations0)(JNIEnv *env, jclass type) {
+  (void)env, (void)type;
+  return violation_count();
+}
+
+CONTROL(jstring, violation0)(JNIEnv *env, jclass type, jlong index) {
+  (void)type;
+  const char *text = violation_text(index);
+  return text ? (*env)->NewStringUTF(env, text) : 0;
+}
+
+CONTROL(void, clear0)(JNIEnv *env, jclass type, jint what) {
+  (void)env, (void)type;
+  switch (what) {
+    case 0: clear_faults(); break;
+    case 1: clear_sticky(); break;
+    default: clear_violations();
+  }
+}
+
+CONTROL(void, holdCopies0)(JNIEnv *env, jclass type, jboolean hold) {
+  (void)env, (void)type;
+  hold_copies(hold);
+}
+
+CONTROL(jboolean, releaseOneCopy0)(JNIEnv *env, jclass type) {
+  (void)env, (void)type;
+  return (jboolean)release_one_copy();
+}
+
+CONTROL(jboolean, holdStream0)(JNIEnv *env, jclass type, jlong handle, jboolean hold) {
+  (void)env, (void)type;
+  Stream *stream = find_stream((void *)handle);
+  if (stream) {
+    hold_stream(stream, hold);
+  }
+  return stream != 0;
+}
+
+CONTROL(void, failCall0)(JNIEnv *env, jclass type, jstring function, jint code, jlong after,
+                         jlong times, jboolean at_completion) {
+  (void)type;
+  const char *name = (*env)->GetStringUTFChars(env, function, 0);
+  add_call_fault(name, code, after, times, at_completion);
+  (*env)->ReleaseStringUTFChars(env, function, name);
+}
+
+CONTROL(void, failAddress0)(JNIEnv *env, jclass type, jlong address, jint code, jlong times) {
+  (void)env, (void)type;
+  add_address_fault((uint64_t)address, code, times);
+}
+
+CONTROL(jboolean, enqueueWrite0)(JNIEnv *env, jclass type, jlong handle, jlong address,
+                                 jbyteArray bytes) {
+  (void)type;
+  size_t length = (size_t)(*env)->GetArrayLength(env, bytes);
+  Stream *stream = find_stream((void *)handle);
+  Alloc *alloc = use_range((uint64_t)address, length, ON_DEVICE);
+  if (!stream || !alloc) {
+    drop_use(alloc);
+    return 0;
+  }
+  Work work = {.kind = PROGRAM_WRITE, .function = "a kernel of the program",
+               .to = (uint64_t)address, .to_alloc = alloc, .width = length,
+               .bytes = malloc(length)};
+  (*env)->GetByteArrayRegion(env, bytes, 0, (jsize)length, (jbyte *)work.bytes);
+  enqueue(stream, work);
+  return 1;
+}
+
+CONTROL(jlong, enqueueRead0)(JNIEnv *env, jclass type, jlong handle, jlong address, jint length) {
+  (void)env, (void)type;
+  Stream *stream = find_stream((void *)handle);
+  Alloc *alloc = use_range((uint64_t)address, (size_t)length, ON_DEVICE);
+  if (!stream || !alloc) {
+    drop_use(alloc);
+    return 0;
+  }
+  PendingRead *read = calloc(1, sizeof *read);
+  read->bytes = malloc((size_t)length);
+  read->length = (size_t)length;
+  enqueue(stream, (Work){.kind = PROGRAM_READ, .function = "a kernel of the program",
+                         .from = (uint64_t)address, .from_alloc = alloc, .width = (size_t)length,
+                         .read = read});
+  return (jlong)read;
+}
+
+/* Waits for a read and frees it; null when it was refused. */
+CONTROL(jbyteArray, awaitRead0)(JNIEnv *env, jclass type, jlong handle) {
+  (void)type;
+  PendingRead *read = (PendingRead *)handle;
+  pthread_mutex_lock(&state_lock);
+  while (!read->done) {
+    pthread_cond_wait(&state_changed, &state_lock);
+  }
+  pthread_mutex_unlock(&state_lock);
+  jbyteArray bytes = read->done == 1 ? (*env)->NewByteArray(env, (jsize)read->length) : 0;
+  if (bytes) {
+    (*env)->SetByteArrayRegion(env, bytes, 0, (jsize)read->length, (const jbyte *)read->bytes);
+  }
+  free(read->bytes);
+  free(read);
+  return bytes;
+}
+
+/* Reads or writes behind every stream's back; false when the range is in no live allocation. */
+CONTROL(jboolean, peek0)(JNIEnv *env, jclass type, jlong address, jbyteArray into) {
+  (void)type;
+  jsize length = (*env)->GetArrayLength(env, into);
+  Alloc *alloc = use_range((uint64_t)address, (size_t)length, ANY_MEMORY);
+  if (alloc) {
+    (*env)->SetByteArrayRegion(env, into, 0, length,
+                               (const jbyte *)(alloc->bytes + ((uint64_t)address - alloc->base)));
+  }
+  drop_use(alloc);
+  return alloc != 0;
+}
+
+CONTROL(jboolean, poke0)(JNIEnv *env, jclass type, jlong address, jbyteArray from) {
+  (void)type;
+  jsize length = (*env)->GetArrayLength(env, from);
+  Alloc *alloc = use_range((uint64_t)address, (size_t)length, ANY_MEMORY);
+  if (alloc) {
+    (*env)->GetByteArrayRegion(env, from, 0, length,
+                               (jbyte *)(alloc->bytes + ((uint64_t)address - alloc->base)));
+  }
+  drop_use(alloc);
+  return alloc != 0;
+}
