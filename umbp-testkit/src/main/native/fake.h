@@ -156,7 +156,8 @@ struct Stream {
   unsigned flags;       /* 1: does not order with the legacy stream */
   int priority;
   int internal;         /* not made by the program */
-  int live, quit, held;
+  int live, quit;
+  uint64_t held_from;   /* work from this number on is held; 0 for none */
   int capturing;        /* 0, 1 in progress, 2 invalidated */
   int capture_mode;
   Work *first, *last;

@@ -20,7 +20,7 @@ static Stream *streams;
 static Event **events;
 static size_t event_count, event_capacity;
 static uint64_t next_number;
-static int copies_held;
+static uint64_t copies_held_from; /* copies from this number on are held; 0 for none */
 static char violations[KEPT_VIOLATIONS][VIOLATION_LENGTH];
 static int64_t violations_seen;
 
@@ -268,8 +268,15 @@ static int is_its_turn(const Stream *stream, const Work *work) {
   return 1;
 }
 
+static int is_from(uint64_t start, const Work *work) { return start && work->number >= start; }
+
+static int is_held(const Stream *stream, const Work *work) {
+  return is_from(stream->held_from, work) ||
+         (is_copy(work) && !work->go && is_from(copies_held_from, work));
+}
+
 static int may_start(const Stream *stream, const Work *work) {
-  return !stream->held && (!copies_held || !is_copy(work) || work->go) &&
+  return !is_held(stream, work) &&
          (work->kind != WAIT || work->event->done >= work->generation) &&
          is_its_turn(stream, work);
 }
@@ -526,7 +533,7 @@ void drop_event(Event *event) {
 
 void hold_copies(int hold) {
   pthread_mutex_lock(&state_lock);
-  copies_held = hold;
+  copies_held_from = hold ? next_number + 1 : 0;
   pthread_cond_broadcast(&state_changed);
   pthread_mutex_unlock(&state_lock);
 }
@@ -536,7 +543,8 @@ int release_one_copy(void) {
   pthread_mutex_lock(&state_lock);
   for (Stream *stream = streams; stream; stream = stream->next) {
     for (Work *work = stream->first; work; work = work->next) {
-      if (is_copy(work) && !work->go && (!earliest || work->number < earliest->number)) {
+      if (is_copy(work) && !work->go && is_from(copies_held_from, work) &&
+          (!earliest || work->number < earliest->number)) {
         earliest = work;
       }
     }
@@ -551,7 +559,7 @@ int release_one_copy(void) {
 
 void hold_stream(Stream *stream, int hold) {
   pthread_mutex_lock(&state_lock);
-  stream->held = hold;
+  stream->held_from = hold ? next_number + 1 : 0;
   pthread_cond_broadcast(&state_changed);
   pthread_mutex_unlock(&state_lock);
 }

@@ -152,9 +152,9 @@ final class CopyIssuer {
       plan.plan(batch, from, to, deviceRegion, hostRegion, settings, device.maxPitchBytes());
       for (int piece = 0; piece < plan.count(); piece++) {
         switch (plan.path(piece)) {
-          case CopyPlan.COPY -> copyPiece(piece);
-          case CopyPlan.STRIDED -> copyStrided(piece);
-          default -> {
+          case COPY -> copyPiece(piece);
+          case STRIDED -> copyStrided(piece);
+          case KERNEL -> {
             if (device.hasKernel()) {
               addToLaunch(piece);
             } else {
@@ -168,7 +168,7 @@ final class CopyIssuer {
     }
 
     private void copyPiece(int piece) {
-      int code = copy(plan.device(piece), plan.host(piece), plan.width(piece));
+      int code = copy(plan.deviceAddress(piece), plan.hostAddress(piece), plan.widthBytes(piece));
       if (code != Driver.SUCCESS) {
         refused(piece, "cuMemcpyAsync", code);
       }
@@ -185,18 +185,18 @@ final class CopyIssuer {
     }
 
     private void copyStrided(int piece) {
-      Handles.Address onDevice = new Handles.Address(plan.device(piece));
-      Handles.Address onHost = new Handles.Address(plan.host(piece));
+      Handles.Address onDevice = new Handles.Address(plan.deviceAddress(piece));
+      Handles.Address onHost = new Handles.Address(plan.hostAddress(piece));
       strided.srcMemoryType = CUmemorytype.CU_MEMORYTYPE_UNIFIED;
       strided.dstMemoryType = CUmemorytype.CU_MEMORYTYPE_UNIFIED;
       strided.srcDevice = isLoad ? onHost : onDevice;
       strided.dstDevice = isLoad ? onDevice : onHost;
-      strided.srcPitch = isLoad ? plan.hostPitch(piece) : plan.devicePitch(piece);
-      strided.dstPitch = isLoad ? plan.devicePitch(piece) : plan.hostPitch(piece);
-      strided.WidthInBytes = plan.width(piece);
+      strided.srcPitch = isLoad ? plan.hostPitchBytes(piece) : plan.devicePitchBytes(piece);
+      strided.dstPitch = isLoad ? plan.devicePitchBytes(piece) : plan.hostPitchBytes(piece);
+      strided.WidthInBytes = plan.widthBytes(piece);
       strided.Height = plan.height(piece);
       counters.stridedCalls.increment();
-      counters.stridedBytes.add(plan.width(piece) * plan.height(piece));
+      counters.stridedBytes.add(plan.widthBytes(piece) * plan.height(piece));
       int code = Driver.memcpy2DAsync(strided, stream);
       if (code != Driver.SUCCESS) {
         refused(piece, "cuMemcpy2DAsync", code);
@@ -204,7 +204,7 @@ final class CopyIssuer {
     }
 
     private void addToLaunch(int piece) {
-      long width = plan.width(piece);
+      long width = plan.widthBytes(piece);
       if (launchCount == settings.tableRanges()
           || (staging != 0 && launchBytes + width > settings.stagingBytes())) {
         launch();
@@ -229,13 +229,13 @@ final class CopyIssuer {
       long longest = 0;
       for (int i = 0; i < launchCount; i++) {
         int piece = launch[i];
-        long width = plan.width(piece);
-        long onHost = isStaged ? staged : plan.host(piece);
+        long width = plan.widthBytes(piece);
+        long onHost = isStaged ? staged : plan.hostAddress(piece);
         CopyKernel.putRow(
             table.rows(),
             i,
-            isLoad ? onHost : plan.device(piece),
-            isLoad ? plan.device(piece) : onHost,
+            isLoad ? onHost : plan.deviceAddress(piece),
+            isLoad ? plan.deviceAddress(piece) : onHost,
             width);
         staged += width;
         longest = Math.max(longest, width);
@@ -247,7 +247,7 @@ final class CopyIssuer {
         code =
             Driver.launchKernel(
                 device.function(),
-                CopyKernel.gridX(launchCount, longest, device.multiprocessors()),
+                CopyKernel.gridX(launchCount, device.multiprocessors()),
                 CopyKernel.gridY(launchCount, longest, device.multiprocessors()),
                 CopyKernel.THREADS,
                 stream,
@@ -279,7 +279,8 @@ final class CopyIssuer {
       int end = i + 1;
       while (end < launchCount
           && hostRegion[plan.firstRow(launch[end])] == hostRegion[plan.firstRow(launch[i])]
-          && plan.host(launch[end]) == plan.host(launch[end - 1]) + plan.width(launch[end - 1])) {
+          && plan.hostAddress(launch[end])
+              == plan.hostAddress(launch[end - 1]) + plan.widthBytes(launch[end - 1])) {
         end++;
       }
       return end;
@@ -292,8 +293,8 @@ final class CopyIssuer {
       for (int i = 0; i < launchCount; i = end) {
         end = runEnd(i);
         int last = launch[end - 1];
-        long length = plan.host(last) + plan.width(last) - plan.host(launch[i]);
-        int code = copy(staged, plan.host(launch[i]), length);
+        long length = plan.hostAddress(last) + plan.widthBytes(last) - plan.hostAddress(launch[i]);
+        int code = copy(staged, plan.hostAddress(launch[i]), length);
         if (code != Driver.SUCCESS) {
           return code;
         }
@@ -306,7 +307,7 @@ final class CopyIssuer {
     private void refused(int piece, String call, int code) {
       int first = plan.firstRow(piece);
       int end = plan.endRow(piece);
-      boolean isOneCopy = end == first + 1 && plan.path(piece) == CopyPlan.COPY;
+      boolean isOneCopy = end == first + 1 && plan.path(piece) == CopyPlan.Path.COPY;
       for (int row = first; row < end; row++) {
         String rowCall = call;
         int rowCode = code;

@@ -566,6 +566,15 @@ public final class CudaCopyEngine implements KVCopyEngine {
         });
   }
 
+  /** Ends the batches of a device whose copies have ended. */
+  void endAllDone(CudaDevice device) {
+    for (CudaCopyTicket ticket : running) {
+      if (ticket.device() == device) {
+        ticket.endIfDone();
+      }
+    }
+  }
+
   /** Takes back what a batch used that has ended; with a lost device its slabs are never reused. */
   void finished(CudaCopyTicket ticket, boolean isLost) {
     runLocked(

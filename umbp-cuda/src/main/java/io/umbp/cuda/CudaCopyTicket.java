@@ -233,15 +233,31 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
       return isFinal;
     }
     try {
-      device.pump();
-      if (isEnqueued && isDone(allDone)) {
-        end(null);
-        device.pump();
-      }
+      drive();
+      endIfDone();
     } finally {
       engine.exit();
     }
     return isFinal;
+  }
+
+  /**
+   * Enqueues what may be: for this batch to have its turn, others have to be seen to have ended.
+   */
+  private void drive() {
+    device.pump();
+    if (!isEnqueued) {
+      engine.endAllDone(device);
+      device.pump();
+    }
+  }
+
+  /** Ends the batch if its copies have ended. The calling thread is inside the engine. */
+  void endIfDone() {
+    if (isEnqueued && !isFinal && isDone(allDone)) {
+      end(null);
+      device.pump();
+    }
   }
 
   private boolean isDone(@Nullable CUevent event) {
@@ -295,7 +311,7 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
       return isFinal;
     }
     try {
-      device.pump();
+      drive();
       return (isEnqueued && isDone(markDone[mark])) || isFinal;
     } finally {
       engine.exit();
@@ -324,7 +340,7 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
       return StreamWait.ENQUEUED;
     }
     try {
-      device.pump();
+      drive();
       if (!isEnqueued) {
         return StreamWait.NOT_YET_ENQUEUED;
       }

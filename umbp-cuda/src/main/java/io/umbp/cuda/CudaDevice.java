@@ -1,10 +1,6 @@
 package io.umbp.cuda;
 
 import io.umbp.api.UMBPException;
-import java.io.IOException;
-import java.io.InputStream;
-import java.io.UncheckedIOException;
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
@@ -137,15 +133,7 @@ final class CudaDevice {
   }
 
   private boolean loadKernel() {
-    String ptx;
-    try (InputStream in = CudaDevice.class.getResourceAsStream(CopyKernel.PTX_RESOURCE)) {
-      if (in == null) {
-        throw new IllegalStateException(CopyKernel.PTX_RESOURCE + " is missing from the jar");
-      }
-      ptx = new String(in.readAllBytes(), StandardCharsets.US_ASCII);
-    } catch (IOException e) {
-      throw new UncheckedIOException(e);
-    }
+    String ptx = CopyKernel.ptx();
     int code = Driver.code(() -> JCudaDriver.cuModuleLoadData(module, ptx));
     if (code != Driver.SUCCESS) {
       log.warn(

@@ -24,19 +24,22 @@ final class CudaNatives {
   private static final String LIBRARY = "JCudaDriver-" + VERSION + "-linux-x86_64";
   private static final String FILE = "lib" + LIBRARY + ".so";
 
-  private CudaNatives() {}
+  private static boolean wasTried;
+  private static @Nullable String reason;
 
-  private static final class Loaded {
-    static final @Nullable String REASON = tryLoad();
-  }
+  private CudaNatives() {}
 
   /**
    * Loads the library unless that was tried before. Does not initialise the driver.
    *
    * @return why it can't be loaded, in one line, or null when it is
    */
-  static @Nullable String load() {
-    return Loaded.REASON;
+  static synchronized @Nullable String load() {
+    if (!wasTried) {
+      reason = tryLoad();
+      wasTried = true;
+    }
+    return reason;
   }
 
   private static @Nullable String tryLoad() {

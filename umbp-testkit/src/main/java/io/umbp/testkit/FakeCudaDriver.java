@@ -269,7 +269,7 @@ public final class FakeCudaDriver {
     }
   }
 
-  /** Keeps copies and kernels of all streams that have not begun from beginning. */
+  /** Keeps copies and kernels of all streams that are enqueued from now on from beginning. */
   public void holdCopies() {
     holdCopies0(true);
   }
@@ -289,7 +289,7 @@ public final class FakeCudaDriver {
   }
 
   /**
-   * Keeps all work of a stream that has not begun from beginning.
+   * Keeps work of a stream that is enqueued from now on from beginning.
    *
    * @param stream handle of a live stream
    */
