@@ -33,11 +33,11 @@ final class CopyKernel {
   private static final int ROW_WORDS = ROW_BYTES / Long.BYTES;
   private static final String RESOURCE = "copy_ranges.ptx";
 
-  /** Blocks of 256 threads that fill a multiprocessor of 2,048. */
-  private static final int BLOCKS_PER_PROCESSOR = 8;
-
-  /** Rounds of blocks, so that a long row at the end does not leave the device idle. */
-  private static final int ROUNDS = 4;
+  /**
+   * A multiprocessor holds four to eight blocks at a time. Some rounds of them even out rows of
+   * unequal length.
+   */
+  private static final int BLOCKS_PER_PROCESSOR = 32;
 
   private static final int MAX_GRID_Y = 65_535;
 
@@ -85,6 +85,6 @@ final class CopyKernel {
   }
 
   private static int usefulBlocks(int processors) {
-    return Math.max(1, processors) * BLOCKS_PER_PROCESSOR * ROUNDS;
+    return Math.max(1, processors) * BLOCKS_PER_PROCESSOR;
   }
 }
