@@ -15,6 +15,7 @@ import java.util.Random;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import java.util.stream.IntStream;
+import net.jqwik.api.EdgeCasesMode;
 import net.jqwik.api.ForAll;
 import net.jqwik.api.Property;
 import net.jqwik.api.constraints.IntRange;
@@ -74,7 +75,7 @@ class CopyKernelTest {
     }
   }
 
-  @Property(tries = 200)
+  @Property(tries = 200, edgeCases = EdgeCasesMode.NONE)
   void randomTablesAreCopied(
       @ForAll @IntRange(min = 1, max = 40) int rows,
       @ForAll @IntRange(min = 1, max = 50) int gridX,
@@ -91,7 +92,7 @@ class CopyKernelTest {
     copy(lengths, sources, destinations, gridX, gridY, 32 * warps, seed);
   }
 
-  @Property(tries = 100)
+  @Property(tries = 100, edgeCases = EdgeCasesMode.NONE)
   void tablesAreCopiedOnTheGridMadeForThem(
       @ForAll @IntRange(min = 1, max = 200) int rows,
       @ForAll @IntRange(min = 1, max = 4) int processors,

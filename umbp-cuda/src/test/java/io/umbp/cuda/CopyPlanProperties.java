@@ -17,6 +17,8 @@ import net.jqwik.api.Property;
 import net.jqwik.api.constraints.IntRange;
 import net.jqwik.api.constraints.LongRange;
 import net.jqwik.api.statistics.Statistics;
+import net.jqwik.api.statistics.StatisticsReport;
+import net.jqwik.api.statistics.StatisticsReport.StatisticsReportMode;
 
 class CopyPlanProperties {
   /** Size of an allocation and of a slab; they lie side by side, without a gap. */
@@ -29,6 +31,7 @@ class CopyPlanProperties {
   private final CopyPlan plan = new CopyPlan();
 
   @Property(tries = 3000)
+  @StatisticsReport(StatisticsReportMode.OFF)
   void piecesMoveExactlyTheBytesOfTheirRows(
       @ForAll @IntRange(max = 12) int bursts,
       @ForAll @LongRange(max = 80) long kernelBelow,
@@ -122,7 +125,9 @@ class CopyPlanProperties {
     for (Path path : Path.values()) {
       assertEquals(pieces.getOrDefault(path, 0), plan.pieces(path));
       assertEquals(bytes.getOrDefault(path, 0L), plan.bytes(path));
-      Statistics.label(path.toString()).collect(pieces.containsKey(path));
+      Statistics.label(path.toString())
+          .collect(pieces.containsKey(path))
+          .coverage(coverage -> coverage.check(true).percentage(percent -> percent > 5));
     }
   }
 
