@@ -16,9 +16,8 @@ import io.umbp.core.connector.WorkerConnector;
 import io.umbp.core.identity.NamespaceManifest;
 import io.umbp.core.layout.KVLayoutPlanner;
 import io.umbp.core.layout.TensorPlan;
-import io.umbp.testkit.FakeGpu;
-import io.umbp.testkit.FakeStream;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -26,18 +25,20 @@ import java.util.Objects;
 
 /**
  * One rank of the replay's engine: its KV buffers on its own GPU, the stream on which it computes,
- * and its connector. Single-writer; the kernels run on the stream's thread.
+ * and its connector. Single-writer; the kernels run later, in order.
  */
 final class GpuRank {
   /** What a block holds before a load, so that a load that wrote nothing shows. */
   private static final byte UNLOADED = (byte) 0xEE;
 
-  private final FakeGpu gpu;
+  private final ReplayGpus gpus;
+  private final int rank;
   private final List<List<Layer>> groups = new ArrayList<>();
-  private final FakeStream compute;
   private final byte[] computedPage;
   private final byte[] expectedPage;
   private final byte[] foundPage;
+  private final long[] addresses;
+  private final int[] lengths;
   private final UMBPWorkerHandle handle;
   private final WorkerConnector connector;
 
@@ -65,19 +66,19 @@ final class GpuRank {
     }
   }
 
-  private record Probe(FakeGpu gpu, Map<String, Placed> layers) implements KVProbe {
+  private record Probe(ReplayGpus gpus, int rank, Map<String, Placed> layers) implements KVProbe {
     private long address(Place place) {
       return Objects.requireNonNull(layers.get(place.layerName())).address(place);
     }
 
     @Override
     public void write(Place place, byte[] value) {
-      gpu.write(address(place), value);
+      gpus.write(rank, address(place), value);
     }
 
     @Override
     public void read(Place place, byte[] value) {
-      gpu.read(address(place), value, 0, value.length);
+      gpus.read(rank, new long[] {address(place)}, new int[] {value.length}, 1, value);
     }
   }
 
@@ -90,25 +91,30 @@ final class GpuRank {
    * @param blocks blocks of each tensor
    */
   GpuRank(
-      FakeGpu gpu, UMBPRuntime runtime, EngineCache cache, KVLayoutDescriptor layout, int blocks) {
-    this.gpu = gpu;
-    int rank = layout.topology().tpRank();
-    compute = gpu.stream(rank);
+      ReplayGpus gpus,
+      UMBPRuntime runtime,
+      EngineCache cache,
+      KVLayoutDescriptor layout,
+      int blocks) {
+    this.gpus = gpus;
+    rank = layout.topology().tpRank();
     Map<String, KVCacheTensor> tensors = new HashMap<>();
     Map<String, Layer> layers = new HashMap<>();
     Map<String, Placed> placed = new HashMap<>();
     List<TensorPlan> plans = KVLayoutPlanner.tensors(cache.config(blocks), layout.topology());
     int index = 0;
     int largestPage = 0;
+    int mostRuns = 0;
     for (int i = 0; i < plans.size(); i++) {
       TensorSketch tensor = cache.tensors().get(i);
       TensorMap map = new TensorMap(tensor, cache.blockSize(), blocks);
-      long base = gpu.malloc(rank, map.sizeBytes());
-      tensors.putAll(plans.get(i).onDevice(base, rank));
+      long base = gpus.malloc(rank, map.sizeBytes());
+      tensors.putAll(plans.get(i).onDevice(base, gpus.ordinal(rank)));
       for (int slot = 0; slot < tensor.slots().size(); slot++) {
         for (Cache part : tensor.slots().get(slot)) {
           Page page = map.page(slot, part);
           largestPage = Math.max(largestPage, page.bytes());
+          mostRuns = Math.max(mostRuns, page.runs());
           int writer = cache.isReplicated(part) ? 0 : rank;
           layers.put(part.layerName(), new Layer(writer, index++, base, page, map.blockStride()));
           placed.put(part.layerName(), new Placed(map, slot, part, base));
@@ -125,12 +131,15 @@ final class GpuRank {
     computedPage = new byte[largestPage];
     expectedPage = new byte[largestPage];
     foundPage = new byte[largestPage];
+    addresses = new long[mostRuns];
+    lengths = new int[mostRuns];
     NamespaceManifest manifest = cache.manifest();
     UMBPNamespace namespace = manifest.namespace();
     handle = runtime.createWorkerHandle(namespace, layout.topology(), layout);
     RegistrationOptions options = RegistrationOptions.ownWriter();
     handle.registerBuffers(
-        tensors, blocks == 1 ? options : options.withTrial(new Probe(gpu, placed), 0, blocks - 1));
+        tensors,
+        blocks == 1 ? options : options.withTrial(new Probe(gpus, rank, placed), 0, blocks - 1));
     connector =
         new WorkerConnector(handle, new UMBPHandshakeMetadata(namespace, manifest.text(), layout));
   }
@@ -141,24 +150,25 @@ final class GpuRank {
 
   /** All work that this rank has given its GPU so far. */
   DeviceFence computed() {
-    return compute.fence();
+    return gpus.fence(rank);
   }
 
   /** Overwrites the first blocks of each group on the GPU, some time later. */
   void spoil(int[][] blockIds, int count) {
-    compute.enqueue(
-        () -> {
+    gpus.launch(
+        rank,
+        gpu -> {
           for (int group = 0; group < blockIds.length; group++) {
             for (Layer layer : groups.get(group)) {
               for (int i = 0; i < count; i++) {
-                spoil(layer, blockIds[group][i]);
+                spoil(gpu, layer, blockIds[group][i]);
               }
             }
           }
         });
   }
 
-  private void spoil(Layer layer, int blockId) {
+  private static void spoil(ReplayGpus.Writer gpu, Layer layer, int blockId) {
     for (int run = 0; run < layer.page.runs(); run++) {
       gpu.fill(layer.address(blockId, run), layer.page.length(run), UNLOADED);
     }
@@ -166,19 +176,20 @@ final class GpuRank {
 
   /** Writes the KV of blocks on the GPU, some time later. */
   void prefill(int[][] blockIds, long[] hashes, int first) {
-    compute.enqueue(
-        () -> {
+    gpus.launch(
+        rank,
+        gpu -> {
           for (int group = 0; group < blockIds.length; group++) {
             for (int i = first; i < hashes.length; i++) {
               for (Layer layer : groups.get(group)) {
-                prefill(layer, blockIds[group][i], hashes[i]);
+                prefill(gpu, layer, blockIds[group][i], hashes[i]);
               }
             }
           }
         });
   }
 
-  private void prefill(Layer layer, int blockId, long hash) {
+  private void prefill(ReplayGpus.Writer gpu, Layer layer, int blockId, long hash) {
     KVPattern.fill(computedPage, layer.page.bytes(), layer.rank, layer.index, hash);
     int from = 0;
     for (int run = 0; run < layer.page.runs(); run++) {
@@ -195,26 +206,18 @@ final class GpuRank {
   long wrongBytes(int group, int blockId, long hash) {
     long wrong = 0;
     for (Layer layer : groups.get(group)) {
-      KVPattern.fill(expectedPage, layer.page.bytes(), layer.rank, layer.index, hash);
-      int from = 0;
-      for (int run = 0; run < layer.page.runs(); run++) {
-        int length = layer.page.length(run);
-        long address = layer.address(blockId, run);
-        if (gpu.mismatch(address, expectedPage, from, length) >= 0) {
-          wrong += wrongBytesAt(address, from, length);
-        }
-        from += length;
+      int bytes = layer.page.bytes();
+      KVPattern.fill(expectedPage, bytes, layer.rank, layer.index, hash);
+      int runs = layer.page.runs();
+      for (int run = 0; run < runs; run++) {
+        addresses[run] = layer.address(blockId, run);
+        lengths[run] = layer.page.length(run);
       }
-    }
-    return wrong;
-  }
-
-  private long wrongBytesAt(long address, int from, int length) {
-    gpu.read(address, foundPage, from, length);
-    long wrong = 0;
-    for (int i = from; i < from + length; i++) {
-      if (foundPage[i] != expectedPage[i]) {
-        wrong++;
+      gpus.read(rank, addresses, lengths, runs, foundPage);
+      if (!Arrays.equals(foundPage, 0, bytes, expectedPage, 0, bytes)) {
+        for (int i = 0; i < bytes; i++) {
+          wrong += foundPage[i] == expectedPage[i] ? 0 : 1;
+        }
       }
     }
     return wrong;
@@ -222,6 +225,6 @@ final class GpuRank {
 
   /** Waits until all work that was given to the GPU is over; throws what a kernel threw. */
   void synchronize() {
-    compute.synchronize();
+    gpus.synchronize(rank);
   }
 }

@@ -3,6 +3,7 @@ package io.umbp.bench;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.SerializationFeature;
 import io.umbp.api.spi.KVCopyEngine;
+import io.umbp.bench.ReplaySettings.Device;
 import io.umbp.bench.ReplaySettings.Verification;
 import io.umbp.core.layout.KVCacheLayout;
 import io.umbp.core.layout.KVSplit;
@@ -26,7 +27,7 @@ import picocli.CommandLine.Spec;
 @Command(
     name = "replay",
     description =
-        "Replays a production trace through the connector over a fake GPU and checks every byte that"
+        "Replays a production trace through the connector over a fake or real GPU and checks every byte that"
             + " comes back.",
     mixinStandardHelpOptions = true,
     sortOptions = false)
@@ -174,6 +175,15 @@ final class ReplayCommand implements Callable<Integer> {
       description = "which loaded bytes to check (default: ${DEFAULT-VALUE})")
   private Verification verify;
 
+  @Option(
+      names = "--device",
+      paramLabel = "fake-gpu|fake-cuda|cuda",
+      defaultValue = "fake-gpu",
+      description =
+          "what stands for the GPUs: the testkit's fake GPU, the fake CUDA driver under the real"
+              + " JCuda, or the machine's CUDA driver (default: ${DEFAULT-VALUE})")
+  private Device device;
+
   @Option(names = "--json", paramLabel = "FILE", description = "write the figures to a JSON file")
   private @Nullable Path json;
 
@@ -221,8 +231,9 @@ final class ReplayCommand implements Callable<Integer> {
             : model;
     return String.format(
         Locale.ROOT,
-        "umbp replay of %s: tp %d, %s, pool %s, policy %s",
+        "umbp replay of %s on %s: tp %d, %s, pool %s, policy %s",
         requests.name(),
+        device,
         ranks,
         what,
         isUnlimited ? "unlimited" : String.format(Locale.ROOT, "%,d bytes", settings.poolBytes()),
@@ -249,7 +260,7 @@ final class ReplayCommand implements Callable<Integer> {
     }
     ReplaySettings.requireCount("--tp", ranks, ReplaySettings.MAX_RANKS);
     EngineCache cache = model == null ? plainCache() : modelCache(model);
-    return new ReplaySettings(poolBytes(cache), cache, concurrency, failRate, seed, verify);
+    return new ReplaySettings(poolBytes(cache), cache, concurrency, failRate, seed, verify, device);
   }
 
   private EngineCache plainCache() {

@@ -15,8 +15,6 @@ import io.umbp.core.connector.SchedulerConnector;
 import io.umbp.core.connector.WorkerConnector;
 import io.umbp.core.pool.PoolStats;
 import io.umbp.core.runtime.EmbeddedRuntime;
-import io.umbp.testkit.FakeGpu;
-import io.umbp.testkit.FakeGpuCopyEngine;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.HashMap;
@@ -48,7 +46,7 @@ final class ReplayEngine implements AutoCloseable {
   private final EngineCache cache;
   private final ReplayProgress progress;
   private final ReplayReport report = new ReplayReport();
-  private final FakeGpu gpu;
+  private final ReplayGpus gpus;
   private final EmbeddedRuntime runtime;
   private final SchedulerConnector scheduler;
   private final List<GpuRank> ranks = new ArrayList<>();
@@ -103,20 +101,18 @@ final class ReplayEngine implements AutoCloseable {
       freeBlocks[i] = blocks - 1 - i;
     }
     freeCount = blocks;
-    gpu = FakeGpu.asynchronous(settings.ranks());
-    FakeGpuCopyEngine copies = gpu.copyEngine();
+    gpus = settings.device().open(settings);
     long slabBytes = Math.max(cache.largestObjectBytes(), DEFAULT_SLAB_BYTES);
     runtime =
         EmbeddedRuntime.builder()
             .capacityBytes(settings.poolBytes())
             .slabBytes(Math.min(slabBytes, settings.poolBytes()))
-            .copyEngine(() -> copyEngine.apply(copies))
+            .copyEngine(() -> copyEngine.apply(gpus.copyEngine()))
             .build();
     for (int rank = 0; rank < settings.ranks(); rank++) {
       KVLayoutDescriptor layout = cache.describe(rank, blocks);
-      ranks.add(new GpuRank(gpu, runtime, cache, layout, blocks));
+      ranks.add(new GpuRank(gpus, runtime, cache, layout, blocks));
     }
-    copies.failRows(settings.failRate(), settings.seed());
     RankTopology own = RankTopology.tensorParallel(0, settings.ranks());
     scheduler = new SchedulerConnector(runtime, own, cache.blockSize());
     scheduler.adopt(ranks.stream().map(rank -> rank.connector().handshake()).toList());
@@ -369,10 +365,6 @@ final class ReplayEngine implements AutoCloseable {
         "%d of %d GPU blocks are free",
         freeCount,
         freeBlocks.length);
-    require(
-        gpu.useAfterFreeCount() == 0,
-        "freed GPU memory was used %d times",
-        gpu.useAfterFreeCount());
   }
 
   private void require(boolean holds, String format, Object... arguments) {
@@ -386,6 +378,7 @@ final class ReplayEngine implements AutoCloseable {
     scheduler.close();
     CloseResult result = runtime.close(CLOSE_BOUND);
     require(result.isClean(), "the pool was not closed cleanly: %s", result);
-    gpu.close();
+    gpus.close();
+    report.defects.addAll(gpus.defects());
   }
 }

@@ -1,6 +1,7 @@
 package io.umbp.bench;
 
 import io.umbp.api.spi.KVCopyEngine;
+import java.util.Locale;
 
 /**
  * How a trace is replayed. Immutable.
@@ -11,6 +12,7 @@ import io.umbp.api.spi.KVCopyEngine;
  * @param failRate probability that a copied row fails
  * @param seed where the choice of failing rows starts
  * @param verification which loaded bytes are checked
+ * @param device what stands for the GPUs
  */
 record ReplaySettings(
     long poolBytes,
@@ -18,7 +20,8 @@ record ReplaySettings(
     int concurrency,
     double failRate,
     long seed,
-    Verification verification) {
+    Verification verification,
+    Device device) {
 
   /** Which loaded bytes are compared with what was stored. */
   enum Verification {
@@ -26,6 +29,30 @@ record ReplaySettings(
     ALL,
     /** None: for timing. */
     NONE
+  }
+
+  /** What stands for the GPUs. */
+  enum Device {
+    /** The testkit's fake GPU. */
+    FAKE_GPU,
+    /** The CUDA driver of the testkit, under the real JCuda. */
+    FAKE_CUDA,
+    /** The machine's CUDA driver. */
+    CUDA;
+
+    /** Makes the GPUs of a replay. */
+    ReplayGpus open(ReplaySettings settings) {
+      return switch (this) {
+        case FAKE_GPU -> new FakeGpus(settings.ranks(), settings.failRate, settings.seed);
+        case FAKE_CUDA -> CudaGpus.fake(settings.ranks());
+        case CUDA -> CudaGpus.real(settings.ranks());
+      };
+    }
+
+    @Override
+    public String toString() {
+      return name().toLowerCase(Locale.ROOT).replace('_', '-');
+    }
   }
 
   /** The most ranks: each has three threads. */
@@ -36,6 +63,9 @@ record ReplaySettings(
     requireCount("--concurrency", concurrency, Integer.MAX_VALUE);
     if (!(failRate >= 0 && failRate <= 1)) {
       throw new BadInputException("--fail-rate is %s, allowed are 0 to 1", failRate);
+    }
+    if (failRate > 0 && device != Device.FAKE_GPU) {
+      throw new BadInputException("--fail-rate needs --device fake-gpu, not %s", device);
     }
     if (cache.largestObjectBytes() > KVCopyEngine.MAX_SLAB_BYTES) {
       throw new BadInputException(

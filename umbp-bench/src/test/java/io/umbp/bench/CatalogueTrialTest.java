@@ -9,7 +9,6 @@ import io.umbp.api.UMBPException;
 import io.umbp.core.layout.KVCacheLayout;
 import io.umbp.core.layout.KVSplit;
 import io.umbp.core.runtime.EmbeddedRuntime;
-import io.umbp.testkit.FakeGpu;
 import java.time.Duration;
 import java.util.List;
 import org.junit.jupiter.api.Test;
@@ -41,19 +40,19 @@ class CatalogueTrialTest {
   }
 
   private static void register(EngineCache cache, KVLayoutDescriptor layout) {
-    FakeGpu gpu = FakeGpu.asynchronous(RANKS);
+    FakeGpus gpus = new FakeGpus(RANKS, 0, 1);
     EmbeddedRuntime runtime =
         EmbeddedRuntime.builder()
             .capacityBytes(1L << 30)
             .slabBytes(cache.largestObjectBytes())
-            .copyEngine(gpu::copyEngine)
+            .copyEngine(gpus::copyEngine)
             .build();
     try {
-      new GpuRank(gpu, runtime, cache, layout, BLOCKS).synchronize();
+      new GpuRank(gpus, runtime, cache, layout, BLOCKS).synchronize();
       assertEquals(0, runtime.stats().slabBytes());
     } finally {
       assertTrue(runtime.close(Duration.ofSeconds(10)).isClean());
-      gpu.close();
+      gpus.close();
     }
   }
 

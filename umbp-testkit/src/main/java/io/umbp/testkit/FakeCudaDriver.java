@@ -32,7 +32,9 @@ public final class FakeCudaDriver {
   private static final int FAULTS = 0;
   private static final int STICKY_ERRORS = 1;
   private static final int VIOLATIONS = 2;
-  private static final int MAX_DEVICES = 8;
+
+  /** Most devices that there can be. */
+  public static final int MAX_DEVICES = 8;
 
   private static @Nullable FakeCudaDriver installed;
 
