@@ -8,7 +8,8 @@ import io.umbp.api.UMBPException;
  * <p>A driver call costs the processor one to a few microseconds whatever it moves, so small ranges
  * go many at a time: as the rows of one strided copy, or as the rows of one kernel launch. Long
  * ranges are best left to the copy engines of the device, which take nothing from its multi
- * processors.
+ * processors. Where one becomes better than the other depends on the device and its bus; the
+ * defaults are estimates, not measurements of a device.
  *
  * @param kernelBelowBytes length in bytes under which a range may go to the kernel, 0 (none does)
  *     to 1 GiB
@@ -102,7 +103,7 @@ public record CudaCopySettings(
 
     /**
      * Sets the length under which a range may go to the kernel. The default is 28 KiB: from about
-     * there on, a copy of its own keeps the bus as busy as the kernel does.
+     * there on, a copy of its own should keep the bus as busy as the kernel does.
      *
      * @param bytes length in bytes, 0 (no range goes to the kernel) to 1 GiB
      * @return this
@@ -138,7 +139,7 @@ public record CudaCopySettings(
 
     /**
      * Sets the least length of a range in a strided copy. The default is 4096 bytes: a copy engine
-     * moves narrower rows slowly, the kernel does not.
+     * is taken to move narrower rows slowly, the kernel is not.
      *
      * @param bytes length in bytes, 0 to 1 GiB
      * @return this

@@ -23,6 +23,30 @@ import org.junit.jupiter.api.Test;
 
 class CopyKernelTest {
   private static final int CHUNK = CopyKernel.CHUNK_BYTES;
+  private static final int[] AROUND_CHUNKS = {
+    CHUNK - 17,
+    CHUNK - 16,
+    CHUNK - 1,
+    CHUNK,
+    CHUNK + 1,
+    CHUNK + 15,
+    CHUNK + 16,
+    CHUNK + 17,
+    2 * CHUNK - 1,
+    2 * CHUNK,
+    2 * CHUNK + 1,
+    3 * CHUNK + 5
+  };
+
+  private interface Kernel {
+    void launch(int gridX, int gridY, int threads, KernelMemory memory, int rows);
+  }
+
+  private static final Kernel MODEL =
+      (gridX, gridY, threads, memory, rows) ->
+          new CopyKernelModel(memory).launch(gridX, gridY, threads, rows);
+
+  private static final Kernel PTX = new PtxMachine(CopyKernel.ptx())::launch;
 
   @Test
   void sourceAndModelHaveTheSameConstants() throws Exception {
@@ -41,41 +65,40 @@ class CopyKernelTest {
   @Test
   void everyAlignmentAndShortLengthIsCopied() {
     int[] lengths = IntStream.rangeClosed(1, 300).toArray();
-    copyAtEveryAlignment(lengths, 37, 2);
-  }
-
-  @Test
-  void everyAlignmentIsCopiedAroundAChunk() {
-    int[] lengths = {
-      CHUNK - 17,
-      CHUNK - 16,
-      CHUNK - 1,
-      CHUNK,
-      CHUNK + 1,
-      CHUNK + 15,
-      CHUNK + 16,
-      CHUNK + 17,
-      2 * CHUNK - 1,
-      2 * CHUNK,
-      2 * CHUNK + 1,
-      3 * CHUNK + 5
-    };
-    copyAtEveryAlignment(lengths, 5, 2);
-  }
-
-  private static void copyAtEveryAlignment(int[] lengths, int gridX, int gridY) {
     for (int source = 0; source < 16; source++) {
       for (int destination = 0; destination < 16; destination++) {
-        int[] sources = new int[lengths.length];
-        int[] destinations = new int[lengths.length];
-        Arrays.fill(sources, source);
-        Arrays.fill(destinations, destination);
-        copy(lengths, sources, destinations, gridX, gridY, CopyKernel.THREADS, 1);
+        copyAll(MODEL, lengths, source, destination, CopyKernel.THREADS);
+        copyAll(PTX, lengths, source, destination, 32);
       }
     }
   }
 
-  @Property(tries = 200, edgeCases = EdgeCasesMode.NONE)
+  @Test
+  void everyAlignmentIsCopiedAroundAChunk() {
+    for (int source = 0; source < 16; source++) {
+      for (int destination = 0; destination < 16; destination++) {
+        copyAll(MODEL, AROUND_CHUNKS, source, destination, CopyKernel.THREADS);
+      }
+    }
+  }
+
+  @Test
+  void eachWidthOfWordIsCopiedAroundAChunk() {
+    for (int apart : new int[] {0, 1, 2, 4, 8}) {
+      copyAll(PTX, AROUND_CHUNKS, 15, 15 - apart, CopyKernel.THREADS);
+    }
+  }
+
+  private static void copyAll(
+      Kernel kernel, int[] lengths, int source, int destination, int threads) {
+    int[] sources = new int[lengths.length];
+    int[] destinations = new int[lengths.length];
+    Arrays.fill(sources, source);
+    Arrays.fill(destinations, destination);
+    copy(kernel, lengths, sources, destinations, 5, 2, threads, 1);
+  }
+
+  @Property(tries = 100, edgeCases = EdgeCasesMode.NONE)
   void randomTablesAreCopied(
       @ForAll @IntRange(min = 1, max = 40) int rows,
       @ForAll @IntRange(min = 1, max = 50) int gridX,
@@ -89,7 +112,8 @@ class CopyKernelTest {
     }
     int[] sources = random.ints(rows, 0, 16).toArray();
     int[] destinations = random.ints(rows, 0, 16).toArray();
-    copy(lengths, sources, destinations, gridX, gridY, 32 * warps, seed);
+    copy(MODEL, lengths, sources, destinations, gridX, gridY, 32 * warps, seed);
+    copy(PTX, lengths, sources, destinations, gridX, gridY, 32 * warps, seed);
   }
 
   @Property(tries = 100, edgeCases = EdgeCasesMode.NONE)
@@ -102,18 +126,15 @@ class CopyKernelTest {
     int[] sources = random.ints(rows, 0, 16).toArray();
     int[] destinations = random.ints(rows, 0, 16).toArray();
     int longest = Arrays.stream(lengths).max().orElseThrow();
-    copy(
-        lengths,
-        sources,
-        destinations,
-        CopyKernel.gridX(rows, processors),
-        CopyKernel.gridY(rows, longest, processors),
-        CopyKernel.THREADS,
-        seed);
+    int gridX = CopyKernel.gridX(rows, processors);
+    int gridY = CopyKernel.gridY(rows, longest, processors);
+    copy(MODEL, lengths, sources, destinations, gridX, gridY, CopyKernel.THREADS, seed);
+    copy(PTX, lengths, sources, destinations, gridX, gridY, CopyKernel.THREADS, seed);
   }
 
   /** Copies rows that lie 16 bytes and more apart, and expects the whole memory to be right. */
   private static void copy(
+      Kernel kernel,
       int[] lengths,
       int[] sources,
       int[] destinations,
@@ -134,12 +155,11 @@ class CopyKernelTest {
     for (int i = 0; i < rows; i++) {
       int from = next + sources[i];
       int to = half + next + destinations[i];
-      CopyKernel.putRow(
-          table, i, CopyKernelModel.BASE + from, CopyKernelModel.BASE + to, lengths[i]);
+      CopyKernel.putRow(table, i, KernelMemory.BASE + from, KernelMemory.BASE + to, lengths[i]);
       System.arraycopy(memory, from, expected, to, lengths[i]);
       next += (lengths[i] / 16 + 3) * 16;
     }
-    new CopyKernelModel(memory).launch(gridX, gridY, threads, table, rows);
+    kernel.launch(gridX, gridY, threads, new KernelMemory(memory, table, rows), rows);
     assertArrayEquals(expected, memory);
   }
 

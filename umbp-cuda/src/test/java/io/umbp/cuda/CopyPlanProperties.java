@@ -166,8 +166,8 @@ class CopyPlanProperties {
       int rows = 1 + random.nextInt(10);
       int layers = random.nextInt(4) == 0 ? 2 : 1;
       int[] length = {length(), length()};
-      int[] device = {random.nextInt(1500), random.nextInt(1500)};
-      int[] host = {random.nextInt(1500), random.nextInt(1500)};
+      int[] device = {random.nextInt(REGION), random.nextInt(REGION)};
+      int[] host = {random.nextInt(REGION), random.nextInt(REGION)};
       int deviceId = random.nextInt(regions);
       int hostId = random.nextInt(regions);
       int deviceStride = length[0] + gap();

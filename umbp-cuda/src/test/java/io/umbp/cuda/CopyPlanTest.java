@@ -118,14 +118,23 @@ class CopyPlanTest {
   }
 
   @Test
+  void linesMayFollowEachOtherOnOneSide() {
+    lines(4, D, 4096, H, 5000, 4096);
+    lines(4, D + 100_000, 5000, H + 100_000, 4096, 4096);
+    assertPieces(
+        strided(D, H, 4096, 4, 4096, 5000, 0, 4),
+        strided(D + 100_000, H + 100_000, 4096, 4, 5000, 4096, 4, 8));
+  }
+
+  @Test
   void theLastLineOfAShortRunMayStartTheNext() {
     row(D, H, 4096);
     row(D + 5000, H + 5000, 4096);
-    lines(4, D + 20_000, 8192, H + 20_000, 6000, 4096);
+    lines(4, D + 10_000, 8192, H + 10_000, 6000, 4096);
     assertPieces(
         copy(D, H, 4096, 0, 1),
         copy(D + 5000, H + 5000, 4096, 1, 2),
-        strided(D + 20_000, H + 20_000, 4096, 4, 8192, 6000, 2, 6));
+        strided(D + 10_000, H + 10_000, 4096, 4, 8192, 6000, 2, 6));
   }
 
   @Test
