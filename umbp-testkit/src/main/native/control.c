@@ -136,7 +136,7 @@ CONTROL(jbyteArray, awaitRead0)(JNIEnv *env, jclass type, jlong handle) {
   PendingRead *read = (PendingRead *)handle;
   pthread_mutex_lock(&state_lock);
   while (!read->done) {
-    pthread_cond_wait(&state_changed, &state_lock);
+    await_change();
   }
   pthread_mutex_unlock(&state_lock);
   jbyteArray bytes = read->done == 1 ? (*env)->NewByteArray(env, (jsize)read->length) : 0;

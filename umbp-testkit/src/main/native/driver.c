@@ -850,7 +850,7 @@ API CUresult cuEventSynchronize(Event *event) {
   uint64_t generation = event->issued;
   event->users++;
   while (event->done < generation) {
-    pthread_cond_wait(&state_changed, &state_lock);
+    await_change();
   }
   drop_event(event);
   pthread_mutex_unlock(&state_lock);

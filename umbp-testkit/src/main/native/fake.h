@@ -162,11 +162,15 @@ struct Stream {
   int capture_mode;
   Work *first, *last;
   uint64_t running;     /* number of the work in progress */
+  int waits;            /* the worker waits until it may start the first work */
+  pthread_cond_t wake;  /* for the worker */
   Stream *next;
 };
 
 extern pthread_mutex_t state_lock;
-extern pthread_cond_t state_changed;
+
+/* Waits, under state_lock, until some work has ended or something was released. */
+void await_change(void);
 
 Context *new_context(int device);
 Context *primary_context(int device);

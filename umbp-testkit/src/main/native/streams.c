@@ -11,7 +11,6 @@
 enum { NON_BLOCKING = 1, KEPT_VIOLATIONS = 100, VIOLATION_LENGTH = 300 };
 
 pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_cond_t state_changed = PTHREAD_COND_INITIALIZER;
 int64_t copy_nanos;
 
 static Context *contexts;
@@ -20,9 +19,31 @@ static Stream *streams;
 static Event **events;
 static size_t event_count, event_capacity;
 static uint64_t next_number;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static int waiting_for_change;
 static uint64_t copies_held_from; /* copies from this number on are held; 0 for none */
 static char violations[KEPT_VIOLATIONS][VIOLATION_LENGTH];
 static int64_t violations_seen;
+
+/* ---- waking; under state_lock ---- */
+
+void await_change(void) {
+  waiting_for_change++;
+  pthread_cond_wait(&changed, &state_lock);
+  waiting_for_change--;
+}
+
+/* Lets everyone look again who waits for what others do. */
+static void tell_change(void) {
+  for (Stream *stream = streams; stream; stream = stream->next) {
+    if (stream->waits) {
+      pthread_cond_signal(&stream->wake);
+    }
+  }
+  if (waiting_for_change) {
+    pthread_cond_broadcast(&changed);
+  }
+}
 
 /* ---- violations ---- */
 
@@ -93,6 +114,7 @@ void destroy_context(Context *context) {
     if (stream->context == context && !stream->internal && stream->live) {
       stream->live = 0;
       stream->quit = 1;
+      pthread_cond_signal(&stream->wake);
     }
   }
   for (size_t i = 0; i < event_count;) {
@@ -105,7 +127,7 @@ void destroy_context(Context *context) {
       i++;
     }
   }
-  pthread_cond_broadcast(&state_changed);
+  tell_change();
   pthread_mutex_unlock(&state_lock);
   remove_allocs_of(context);
 }
@@ -297,7 +319,7 @@ static void finish(Stream *stream, Work *work, int result) {
     drop_event(work->event);
   }
   stream->running = 0;
-  pthread_cond_broadcast(&state_changed);
+  tell_change();
 }
 
 static void *work_off(void *argument) {
@@ -309,7 +331,9 @@ static void *work_off(void *argument) {
       break;
     }
     if (!work || !may_start(stream, work)) {
-      pthread_cond_wait(&state_changed, &state_lock);
+      stream->waits = work != 0;
+      pthread_cond_wait(&stream->wake, &state_lock);
+      stream->waits = 0;
       continue;
     }
     stream->first = work->next;
@@ -333,6 +357,7 @@ static void *work_off(void *argument) {
   }
   *link = stream->next;
   pthread_mutex_unlock(&state_lock);
+  pthread_cond_destroy(&stream->wake);
   free(stream);
   return 0;
 }
@@ -344,6 +369,7 @@ Stream *new_stream(Context *context, unsigned flags, int priority, int internal)
   stream->priority = priority;
   stream->internal = internal;
   stream->live = 1;
+  pthread_cond_init(&stream->wake, 0);
   pthread_mutex_lock(&state_lock);
   stream->next = streams;
   streams = stream;
@@ -394,7 +420,7 @@ CUresult destroy_stream(Stream *stream) {
   pthread_mutex_lock(&state_lock);
   stream->live = 0;
   stream->quit = 1;
-  pthread_cond_broadcast(&state_changed);
+  pthread_cond_signal(&stream->wake);
   pthread_mutex_unlock(&state_lock);
   return SUCCESS;
 }
@@ -410,7 +436,7 @@ void await_stream(Stream *stream) {
   pthread_mutex_lock(&state_lock);
   uint64_t number = next_number;
   while (has_work_up_to(stream, number)) {
-    pthread_cond_wait(&state_changed, &state_lock);
+    await_change();
   }
   pthread_mutex_unlock(&state_lock);
 }
@@ -420,7 +446,7 @@ void await_context(Context *context) {
   uint64_t number = next_number;
   for (Stream *stream = streams; stream;) {
     if (stream->context == context && has_work_up_to(stream, number)) {
-      pthread_cond_wait(&state_changed, &state_lock);
+      await_change();
       stream = streams;
     } else {
       stream = stream->next;
@@ -461,7 +487,9 @@ CUresult enqueue(Stream *stream, Work work) {
     stream->first = own;
   }
   stream->last = own;
-  pthread_cond_broadcast(&state_changed);
+  if (stream->first == own) {
+    pthread_cond_signal(&stream->wake);
+  }
   pthread_mutex_unlock(&state_lock);
   return SUCCESS;
 }
@@ -534,7 +562,7 @@ void drop_event(Event *event) {
 void hold_copies(int hold) {
   pthread_mutex_lock(&state_lock);
   copies_held_from = hold ? next_number + 1 : 0;
-  pthread_cond_broadcast(&state_changed);
+  tell_change();
   pthread_mutex_unlock(&state_lock);
 }
 
@@ -551,7 +579,7 @@ int release_one_copy(void) {
   }
   if (earliest) {
     earliest->go = 1;
-    pthread_cond_broadcast(&state_changed);
+    tell_change();
   }
   pthread_mutex_unlock(&state_lock);
   return earliest != 0;
@@ -560,7 +588,7 @@ int release_one_copy(void) {
 void hold_stream(Stream *stream, int hold) {
   pthread_mutex_lock(&state_lock);
   stream->held_from = hold ? next_number + 1 : 0;
-  pthread_cond_broadcast(&state_changed);
+  tell_change();
   pthread_mutex_unlock(&state_lock);
 }
 
