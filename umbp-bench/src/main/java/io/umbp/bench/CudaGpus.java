@@ -151,18 +151,20 @@ final class CudaGpus implements ReplayGpus {
 
   /** Takes a device of the fake driver for each rank, up to what it has. */
   static CudaGpus fake(int ranks) {
-    FakeCudaDriver fake = installed();
-    fake.reset();
-    fake.deviceCount(Math.min(ranks, FakeCudaDriver.MAX_DEVICES));
-    return new CudaGpus(ranks, fake);
+    return new CudaGpus(ranks, installFake(Math.min(ranks, FakeCudaDriver.MAX_DEVICES)));
   }
 
-  private static FakeCudaDriver installed() {
+  /** Puts the fake driver in the place of the machine's. */
+  static FakeCudaDriver installFake(int devices) {
+    FakeCudaDriver fake;
     try {
-      return FakeCudaDriver.install();
+      fake = FakeCudaDriver.install();
     } catch (IllegalStateException e) {
       throw new BadInputException("--device fake-cuda: %s", e.getMessage());
     }
+    fake.reset();
+    fake.deviceCount(devices);
+    return fake;
   }
 
   private static CUdeviceptr at(long address) {

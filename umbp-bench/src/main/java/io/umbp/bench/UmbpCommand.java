@@ -11,7 +11,12 @@ import picocli.CommandLine.ParameterException;
     description =
         "Moves KV blocks between GPU and host memory, and shows that they come back whole.",
     synopsisSubcommandLabel = "COMMAND",
-    subcommands = {ReplayCommand.class, LayoutCommand.class, VectorsCommand.class},
+    subcommands = {
+      ReplayCommand.class,
+      BenchCommand.class,
+      LayoutCommand.class,
+      VectorsCommand.class
+    },
     mixinStandardHelpOptions = true,
     versionProvider = UmbpCommand.Version.class)
 public final class UmbpCommand {

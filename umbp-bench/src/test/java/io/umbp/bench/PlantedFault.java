@@ -27,7 +27,9 @@ final class PlantedFault implements KVCopyEngine {
     /** The copy of a load's second key fails, and says so. */
     FAILED_KEY,
     /** A load puts the first row where the second belongs and the other way round. */
-    SWAPPED_ROWS
+    SWAPPED_ROWS,
+    /** No copy waits for the GPU's work. */
+    NO_FENCES
   }
 
   private final KVCopyEngine good;
@@ -42,6 +44,9 @@ final class PlantedFault implements KVCopyEngine {
 
   @Override
   public CopyTicket submit(CopyBatch batch, DeviceFence fence) {
+    if (fault == Fault.NO_FENCES) {
+      return good.submit(batch, DeviceFence.hostComplete());
+    }
     if (isDone
         || batch.direction() != TransferDirection.LOAD
         || !(fence instanceof DeviceFence.OnStream)) {
@@ -61,6 +66,7 @@ final class PlantedFault implements KVCopyEngine {
         batch.host()[0] = batch.host()[1];
         batch.host()[1] = first;
       }
+      case NO_FENCES -> throw new AssertionError(fault);
     }
     return good.submit(batch, fence);
   }

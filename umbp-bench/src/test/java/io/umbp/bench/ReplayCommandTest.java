@@ -201,7 +201,9 @@ class ReplayCommandTest {
   }
 
   @ParameterizedTest
-  @EnumSource(mode = EnumSource.Mode.EXCLUDE, names = "FAILED_KEY")
+  @EnumSource(
+      mode = EnumSource.Mode.EXCLUDE,
+      names = {"FAILED_KEY", "NO_FENCES"})
   void aPlantedFaultIsFound(Fault fault) throws IOException {
     Cli.Result result =
         Cli.run(

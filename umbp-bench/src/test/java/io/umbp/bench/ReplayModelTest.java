@@ -107,7 +107,9 @@ class ReplayModelTest {
   }
 
   @ParameterizedTest
-  @EnumSource(mode = EnumSource.Mode.EXCLUDE, names = "FAILED_KEY")
+  @EnumSource(
+      mode = EnumSource.Mode.EXCLUDE,
+      names = {"FAILED_KEY", "NO_FENCES"})
   void aPlantedFaultIsFoundInAnyOrder(Fault fault) throws IOException {
     for (String order : List.of("LBNHC", "LHBNC")) {
       Cli.Result result =

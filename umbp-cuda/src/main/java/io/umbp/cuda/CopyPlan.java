@@ -1,9 +1,7 @@
 package io.umbp.cuda;
 
-import io.umbp.api.TransferDirection;
 import io.umbp.api.UMBPException;
 import io.umbp.api.spi.CopyBatch;
-import java.nio.LongBuffer;
 
 /**
  * The few driver calls that stand for the rows of a {@link CopyBatch}, as columns: piece {@code i}
@@ -13,9 +11,9 @@ import java.nio.LongBuffer;
  * <p>Pieces lie in the order of the rows, and each row belongs to one piece, so that a piece which
  * the driver refuses can be copied row by row. No piece spans two allocations or two slabs.
  */
-public final class CopyPlan {
+final class CopyPlan {
   /** How a piece is copied. */
-  public enum Path {
+  enum Path {
     /** One copy of one line. */
     COPY,
     /** One copy of several lines, each at a pitch from the one before. */
@@ -38,15 +36,8 @@ public final class CopyPlan {
   /** Lines shorter than this go to the kernel; 0 if this plan has too few of them. */
   private long kernelBelow;
 
-  private int tableRanges = 1;
-  private int stridedPieces;
-  private int kernelPieces;
-  private long copyBytes;
-  private long stridedBytes;
-  private long kernelBytes;
-
   /** Creates an empty plan. */
-  public CopyPlan() {}
+  CopyPlan() {}
 
   /**
    * Plans some rows of a batch in place of what was planned before. Borrows the batch and the
@@ -61,7 +52,7 @@ public final class CopyPlan {
    * @param settings which path is taken when
    * @param maxPitchBytes greatest pitch that the device takes, in bytes
    */
-  public void plan(
+  void plan(
       CopyBatch batch,
       int from,
       int to,
@@ -194,31 +185,16 @@ public final class CopyPlan {
         && hostRegion[firstRow[next]] == hostRegion[firstRow[start]];
   }
 
-  /** Sends short lines to the kernel if they are many, and counts. */
+  /** Sends short lines to the kernel if they are many. */
   private void choose(CudaCopySettings settings) {
     long below = settings.kernelBelowBytes();
     int shortLines = 0;
-    long shortBytes = 0;
-    stridedPieces = 0;
-    stridedBytes = 0;
-    copyBytes = 0;
     for (int piece = 0; piece < count; piece++) {
-      if (height[piece] > 1) {
-        stridedPieces++;
-        stridedBytes += width[piece] * height[piece];
-      } else if (width[piece] < below) {
+      if (height[piece] == 1 && width[piece] < below) {
         shortLines++;
-        shortBytes += width[piece];
-      } else {
-        copyBytes += width[piece];
       }
     }
-    boolean isWorthALaunch = shortLines >= settings.kernelMinRanges();
-    kernelBelow = isWorthALaunch ? below : 0;
-    kernelPieces = isWorthALaunch ? shortLines : 0;
-    kernelBytes = isWorthALaunch ? shortBytes : 0;
-    copyBytes += shortBytes - kernelBytes;
-    tableRanges = settings.tableRanges();
+    kernelBelow = shortLines >= settings.kernelMinRanges() ? below : 0;
   }
 
   private void ensureRoom(int rows) {
@@ -239,7 +215,7 @@ public final class CopyPlan {
    *
    * @return count, at most the number of rows
    */
-  public int count() {
+  int count() {
     return count;
   }
 
@@ -249,7 +225,7 @@ public final class CopyPlan {
    * @param piece which, in [0, count)
    * @return its path
    */
-  public Path path(int piece) {
+  Path path(int piece) {
     if (height[piece] > 1) {
       return Path.STRIDED;
     }
@@ -262,7 +238,7 @@ public final class CopyPlan {
    * @param piece which, in [0, count)
    * @return device address
    */
-  public long deviceAddress(int piece) {
+  long deviceAddress(int piece) {
     return device[piece];
   }
 
@@ -272,7 +248,7 @@ public final class CopyPlan {
    * @param piece which, in [0, count)
    * @return host address
    */
-  public long hostAddress(int piece) {
+  long hostAddress(int piece) {
     return host[piece];
   }
 
@@ -282,7 +258,7 @@ public final class CopyPlan {
    * @param piece which, in [0, count)
    * @return length in bytes
    */
-  public long widthBytes(int piece) {
+  long widthBytes(int piece) {
     return width[piece];
   }
 
@@ -292,7 +268,7 @@ public final class CopyPlan {
    * @param piece which, in [0, count)
    * @return lines, 1 except on the strided path
    */
-  public int height(int piece) {
+  int height(int piece) {
     return height[piece];
   }
 
@@ -302,7 +278,7 @@ public final class CopyPlan {
    * @param piece which, in [0, count)
    * @return pitch in bytes, at least the width
    */
-  public long devicePitchBytes(int piece) {
+  long devicePitchBytes(int piece) {
     return devicePitch[piece];
   }
 
@@ -312,7 +288,7 @@ public final class CopyPlan {
    * @param piece which, in [0, count)
    * @return pitch in bytes, at least the width
    */
-  public long hostPitchBytes(int piece) {
+  long hostPitchBytes(int piece) {
     return hostPitch[piece];
   }
 
@@ -322,7 +298,7 @@ public final class CopyPlan {
    * @param piece which, in [0, count)
    * @return row
    */
-  public int firstRow(int piece) {
+  int firstRow(int piece) {
     return firstRow[piece];
   }
 
@@ -332,60 +308,7 @@ public final class CopyPlan {
    * @param piece which, in [0, count)
    * @return row, the first one of the next piece
    */
-  public int endRow(int piece) {
+  int endRow(int piece) {
     return firstRow[piece + 1];
-  }
-
-  /**
-   * Writes a piece of one line as a row of a kernel's table.
-   *
-   * @param piece which, in [0, count)
-   * @param direction load copies host to device, store device to host
-   * @param table 24 bytes a row, in the order of bytes that the device reads
-   * @param index row of the table
-   */
-  public void putRow(int piece, TransferDirection direction, LongBuffer table, int index) {
-    long source = direction == TransferDirection.STORE ? device[piece] : host[piece];
-    long destination = direction == TransferDirection.STORE ? host[piece] : device[piece];
-    CopyKernel.putRow(table, index, source, destination, width[piece]);
-  }
-
-  /**
-   * Returns how many pieces take a path.
-   *
-   * @param path the path
-   * @return pieces
-   */
-  public int pieces(Path path) {
-    return switch (path) {
-      case COPY -> count - stridedPieces - kernelPieces;
-      case STRIDED -> stridedPieces;
-      case KERNEL -> kernelPieces;
-    };
-  }
-
-  /**
-   * Returns how many driver calls a path needs: one a piece, for the kernel one a table.
-   *
-   * @param path the path
-   * @return calls
-   */
-  public int calls(Path path) {
-    int pathPieces = pieces(path);
-    return path == Path.KERNEL ? (int) ((pathPieces + tableRanges - 1L) / tableRanges) : pathPieces;
-  }
-
-  /**
-   * Returns how many bytes take a path.
-   *
-   * @param path the path
-   * @return bytes
-   */
-  public long bytes(Path path) {
-    return switch (path) {
-      case COPY -> copyBytes;
-      case STRIDED -> stridedBytes;
-      case KERNEL -> kernelBytes;
-    };
   }
 }

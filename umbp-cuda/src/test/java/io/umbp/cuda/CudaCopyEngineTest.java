@@ -535,6 +535,72 @@ class CudaCopyEngineTest {
   }
 
   @Test
+  @DisplayName("each path takes as many driver calls as it must, and they are counted")
+  void callsOfEachPath() {
+    engine.close(LONG);
+    engine =
+        CudaCopyEngine.builder()
+            .device(0)
+            .settings(
+                CudaCopySettings.builder()
+                    .kernelBelowBytes(1024)
+                    .kernelMinRanges(16)
+                    .stridedMinRanges(4)
+                    .stridedMinBytes(2048)
+                    .tableRanges(7)
+                    .build())
+            .open();
+    KVCacheTensor tensor = registered(0, 1 << 20);
+    HostSlab slab = engine.allocateSlab(1 << 20);
+    CopyBatch batch = new CopyBatch();
+    batch.reset(TransferDirection.STORE, 0, 1);
+    long device = tensor.address();
+    long host = slab.baseAddress();
+    for (int i = 0; i < 3; i++) {
+      batch.add(device + i * 100L, host + i * 100L, 100, 0);
+    }
+    for (int i = 0; i < 5; i++) {
+      batch.add(device + 10_000 + i * 5_000L, host + 10_000 + i * 3_000L, 2_048, 0);
+    }
+    for (int i = 0; i < 20; i++) {
+      batch.add(device + 100_000 + 500L * i * i, host + 100_000 + i * 600L, 300, 0);
+    }
+    batch.add(device + 500_000, host + 500_000, 200_000, 0);
+    assertNull(finish(engine.submit(batch, rig.fence(0))).failure(0));
+    // The three neighbours are one short piece more for the kernel.
+    assertEquals(
+        new CudaCopyStats(29, 1, 200_000, 1, 5 * 2_048, 3, 20 * 300 + 300), engine.stats());
+    assertEquals(1, rig.driver.calls("cuMemcpyAsync"));
+    assertEquals(1, rig.driver.calls("cuMemcpy2DAsync"));
+    assertEquals(3, rig.driver.calls("cuLaunchKernel"));
+  }
+
+  @Test
+  @DisplayName("a staging buffer is used where the host's side is in long runs")
+  void callsOfStaging() {
+    engine.close(LONG);
+    engine =
+        CudaCopyEngine.builder()
+            .device(0)
+            .settings(CudaCopySettings.builder().kernelBelowBytes(1024).stagingBytes(8_192).build())
+            .open();
+    KVCacheTensor tensor = registered(0, 1 << 20);
+    HostSlab slab = engine.allocateSlab(1 << 20);
+    CopyBatch batch = new CopyBatch();
+    for (int gap : new int[] {0, 8}) {
+      CudaCopyStats before = engine.stats();
+      batch.reset(TransferDirection.LOAD, 0, 1);
+      for (int i = 0; i < 32; i++) {
+        batch.add(tensor.address() + 600L * i * i, slab.baseAddress() + i * (512L + gap), 512, 0);
+      }
+      assertNull(finish(engine.submit(batch, rig.fence(0))).failure(0));
+      CudaCopyStats after = engine.stats();
+      assertEquals(2, after.kernelLaunches() - before.kernelLaunches());
+      assertEquals(gap == 0 ? 2 : 0, after.copyCalls() - before.copyCalls(), "runs of the host");
+    }
+  }
+
+  @Test
   @DisplayName("a stream that is being captured is refused, and copies go on during a capture")
   void capture() {
     KVCacheTensor tensor = registered(0, 65_536);
