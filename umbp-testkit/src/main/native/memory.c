@@ -182,7 +182,7 @@ static Alloc *take(size_t at) {
   Alloc *alloc = table[at];
   memmove(table + at, table + at + 1, (count - at - 1) * sizeof *table);
   count--;
-  alloc->live = 0;
+  __atomic_store_n(&alloc->live, 0, __ATOMIC_RELEASE);
   if (alloc->kind == DEVICE_MEMORY) {
     device_used[alloc->context->device] -= alloc->size;
   } else {
