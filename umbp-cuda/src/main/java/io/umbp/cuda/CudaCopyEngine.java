@@ -143,8 +143,8 @@ public final class CudaCopyEngine implements KVCopyEngine {
      * Lets an executor read completions and enqueue waiting batches, so that copies make progress
      * though nobody polls. Not needed under a runtime that has an executor.
      *
-     * @param executor shared; it runs short tasks while copies run, and its threads are never
-     *     interrupted
+     * @param executor shared; it runs short tasks on threads of its own while copies run, which are
+     *     never interrupted
      * @return this
      */
     public Builder executor(Executor executor) {
@@ -597,12 +597,12 @@ public final class CudaCopyEngine implements KVCopyEngine {
   }
 
   /** Ends all batches of a device whose context is of no use any more, and closes the engine. */
-  void lose(CudaDevice device, String why) {
+  void lose(CudaDevice device, String why, @Nullable Throwable cause) {
     String reason =
         String.format("CUDA device %d is lost: %s; a new process is needed", device.ordinal(), why);
     if (device.loss() == null) {
       device.lose(reason);
-      log.error("The copy engine is closed: {}", reason);
+      log.error("The copy engine is closed: {}", reason, cause);
     }
     runLocked(
         () -> {

@@ -8,6 +8,7 @@ import io.umbp.api.spi.CopyTicket;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Objects;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.LockSupport;
@@ -31,7 +32,7 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
   private final boolean isLoad;
   private final int keyCount;
   private final long bytes;
-  private final @Nullable RecordedFence fence;
+  private @Nullable RecordedFence fence;
   private final List<Slab> slabs;
   private final List<LaunchTable> tables = new ArrayList<>(1);
   private final List<CUevent> events;
@@ -105,10 +106,9 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
 
   /** Enqueues the copies. Called once, by the thread that took the batch from the queue. */
   void enqueue() {
-    CopyIssuer issuer = rows;
+    CopyIssuer issuer = Objects.requireNonNull(rows);
     rows = null;
-    String loss = device.loss();
-    if (issuer != null && loss == null) {
+    if (device.loss() == null) {
       try {
         int[] mode = device.context().enter();
         try {
@@ -117,15 +117,14 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
           device.context().exit(mode);
         }
       } catch (Throwable e) {
-        // Some rows may be on their way and nothing tells when they end.
-        engine.lose(device, "the copies of a batch could not be enqueued: " + e);
+        // Some rows may be on their way, and nothing tells when they end.
+        engine.lose(device, "the copies of a batch could not be enqueued: " + e, e);
       }
     }
-    if (issuer != null) {
-      engine.giveBack(issuer);
-    }
+    dropFence();
+    engine.giveBack(issuer);
     isEnqueued = true;
-    loss = device.loss();
+    String loss = device.loss();
     if (loss != null) {
       end(loss);
     }
@@ -133,13 +132,19 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
 
   /** Lets the copy stream wait for the fence; the context is current. */
   int awaitFence() {
-    if (fence == null) {
-      return Driver.SUCCESS;
+    RecordedFence recorded = fence;
+    return recorded == null
+        ? Driver.SUCCESS
+        : Driver.streamWaitEvent(device.stream(isLoad), recorded.event());
+  }
+
+  /** Gives the fence's event back: a wait that is enqueued is for what was recorded before. */
+  private void dropFence() {
+    RecordedFence recorded = fence;
+    fence = null;
+    if (recorded != null) {
+      recorded.device().giveBack(recorded.event());
     }
-    int code = Driver.streamWaitEvent(device.stream(isLoad), fence.event());
-    // The wait is for what was recorded before it was enqueued: the event can be used again.
-    fence.device().giveBack(fence.event());
-    return code;
   }
 
   /** Records the end of a mark, or of the whole batch for a mark behind the last. */
@@ -152,7 +157,7 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
     allDone = event;
     int code = Driver.eventRecord(event, device.stream(isLoad));
     if (code != Driver.SUCCESS) {
-      engine.lose(device, Driver.describe("cuEventRecord", code));
+      engine.lose(device, Driver.describe("cuEventRecord", code), null);
     }
   }
 
@@ -194,9 +199,7 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
     CopyIssuer unused = rows;
     if (unused != null) {
       engine.giveBack(unused);
-      if (fence != null) {
-        fence.device().giveBack(fence.event());
-      }
+      dropFence();
     }
     for (LaunchTable table : tables) {
       if (isLost) {
@@ -273,13 +276,13 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
         device.context().exit(mode);
       }
     } catch (UMBPException e) {
-      engine.lose(device, String.valueOf(e.getMessage()));
+      engine.lose(device, String.valueOf(e.getMessage()), e);
       return false;
     } finally {
       dropEvents();
     }
     if (code != Driver.SUCCESS && code != Driver.NOT_READY) {
-      engine.lose(device, Driver.describe("cuEventQuery", code));
+      engine.lose(device, Driver.describe("cuEventQuery", code), null);
     }
     return code == Driver.SUCCESS;
   }

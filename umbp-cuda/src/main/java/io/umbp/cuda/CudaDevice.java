@@ -325,6 +325,7 @@ final class CudaDevice {
       mode = context.enter();
     } catch (UMBPException e) {
       log.debug("Device {} is gone with all that was made on it", ordinal(), e);
+      context.release();
       return;
     }
     try {
