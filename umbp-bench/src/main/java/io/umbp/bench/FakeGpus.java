@@ -11,6 +11,8 @@ import java.util.stream.IntStream;
 final class FakeGpus implements ReplayGpus {
   private final FakeGpu gpu;
   private final List<FakeStream> streams;
+  private final double failRate;
+  private final long seed;
   private final Writer writer =
       new Writer() {
         @Override
@@ -26,13 +28,19 @@ final class FakeGpus implements ReplayGpus {
 
   FakeGpus(int ranks, double failRate, long seed) {
     gpu = FakeGpu.asynchronous(ranks);
-    gpu.copyEngine().failRows(failRate, seed);
+    this.failRate = failRate;
+    this.seed = seed;
     streams = IntStream.range(0, ranks).mapToObj(gpu::stream).toList();
   }
 
   @Override
   public KVCopyEngine copyEngine() {
     return gpu.copyEngine();
+  }
+
+  @Override
+  public void startFailing() {
+    gpu.copyEngine().failRows(failRate, seed);
   }
 
   @Override

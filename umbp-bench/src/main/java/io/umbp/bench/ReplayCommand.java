@@ -231,13 +231,13 @@ final class ReplayCommand implements Callable<Integer> {
             : model;
     return String.format(
         Locale.ROOT,
-        "umbp replay of %s on %s: tp %d, %s, pool %s, policy %s",
+        "umbp replay of %s: tp %d, %s, pool %s, policy %s%s",
         requests.name(),
-        device,
         ranks,
         what,
         isUnlimited ? "unlimited" : String.format(Locale.ROOT, "%,d bytes", settings.poolBytes()),
-        policy.name().toLowerCase(Locale.ROOT));
+        policy.name().toLowerCase(Locale.ROOT),
+        device == Device.FAKE_GPU ? "" : ", device " + device);
   }
 
   /** What a model's blocks are. */

@@ -113,6 +113,7 @@ final class ReplayEngine implements AutoCloseable {
       KVLayoutDescriptor layout = cache.describe(rank, blocks);
       ranks.add(new GpuRank(gpus, runtime, cache, layout, blocks));
     }
+    gpus.startFailing();
     RankTopology own = RankTopology.tensorParallel(0, settings.ranks());
     scheduler = new SchedulerConnector(runtime, own, cache.blockSize());
     scheduler.adopt(ranks.stream().map(rank -> rank.connector().handshake()).toList());

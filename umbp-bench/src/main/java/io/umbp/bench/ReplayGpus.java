@@ -25,6 +25,9 @@ interface ReplayGpus extends AutoCloseable {
   /** Returns the copy engine, which the runtime closes. */
   KVCopyEngine copyEngine();
 
+  /** Lets copies fail as the settings ask, from now on: the buffers are registered. */
+  default void startFailing() {}
+
   /** Returns the device of a rank. */
   int ordinal(int rank);
 

@@ -180,7 +180,8 @@ class BadInputTest {
           --pool unlimited --pool-blocks 5 | mutually exclusive
           --policy arc         | Invalid value for option '--policy'
           --verify some        | Invalid value for option '--verify'
-          --device cuda        | Unknown option
+          --device rocm        | Invalid value for option '--device'
+          --devices cuda       | Unknown option
           stray                | Unmatched argument
           """)
   void anImpossibleOption(String options, String expected) {
