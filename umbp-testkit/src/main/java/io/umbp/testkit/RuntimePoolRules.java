@@ -4,6 +4,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import io.umbp.api.BlockKey;
 import io.umbp.api.BlockKeys;
@@ -13,8 +14,10 @@ import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KeyOutcome;
 import io.umbp.api.KeyReason;
 import io.umbp.api.RankTopology;
+import io.umbp.api.SupportsHold;
 import io.umbp.api.TransferJobState;
 import io.umbp.api.TransferJobState.Status;
+import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPException.Reason;
 import io.umbp.api.UMBPNamespace;
 import java.time.Duration;
@@ -391,6 +394,90 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
     for (int i = 0; i < 4; i++) {
       engine.assertHolds(40 + i, i);
     }
+  }
+
+  @Test
+  @DisplayName("rule 4: held blocks stay until their hold ends, whatever is stored (case 28)")
+  void heldBlocksStay() {
+    ToyEngine engine = engine(8);
+    engine.put(0, 1, 2, 3);
+    SupportsHold.Hold hold = hold(engine, Duration.ofSeconds(10), 0, 1, 2, 3, 9);
+    assertArrayEquals(new boolean[] {true, true, true, true, false}, hold.present());
+
+    TransferJobState r2 = engine.finish(engine.store(0, ToyEngine.range(10, 18)));
+    assertEquals(4, r2.count(KeyOutcome.COMPLETED), r2::toString);
+    assertEquals(4, r2.count(KeyOutcome.REJECTED), r2::toString);
+    assertEquals(4, engine.worker.publish(r2));
+    assertStatus(Status.COMPLETED, engine.finish(engine.load(40, 0, 1, 2, 3)));
+    for (int i = 0; i < 4; i++) {
+      engine.assertHolds(40 + i, i);
+    }
+
+    assertTrue(hold.isHeld());
+    hold.close();
+    hold.close();
+    assertFalse(hold.isHeld());
+    engine.put(ToyEngine.range(20, 28));
+    assertEquals(0, engine.hit(0, 1, 2, 3));
+  }
+
+  @Test
+  @DisplayName("rule 4: a hold ends at its limit by itself")
+  void holdsEndAtTheirLimit() {
+    ToyEngine engine = engine(2);
+    engine.put(0, 1);
+    SupportsHold.Hold later = hold(engine, Duration.ofSeconds(9), 1);
+    SupportsHold.Hold hold = hold(engine, Duration.ofSeconds(3), 0, 1);
+    engine.fixture.advance(Duration.ofSeconds(3).minus(TICK));
+    assertTrue(hold.isHeld());
+    TransferJobState refused = engine.finish(engine.store(10, 10));
+    assertEquals(KeyOutcome.REJECTED, refused.outcome(0));
+
+    engine.fixture.advance(TICK);
+    assertFalse(hold.isHeld());
+    engine.put(11);
+    assertEquals(0, engine.hit(0), "the only one without a hold");
+    assertEquals(1, engine.hit(1));
+    assertTrue(later.isHeld());
+    later.close();
+  }
+
+  @Test
+  @DisplayName("rule 4: a hold lets go of what is not wanted, and touches no recency")
+  void holdsKeepTheFirst() {
+    ToyEngine engine = engine(4);
+    engine.put(0, 1, 2, 3);
+    SupportsHold.Hold hold = hold(engine, Duration.ofSeconds(10), 0, 1, 2, 3);
+    hold.keepFirst(9);
+    hold.keepFirst(1);
+    hold.keepFirst(3);
+    engine.put(10, 11, 12);
+    assertArrayEquals(
+        new boolean[] {true, false, false, false}, engine.lookup(0, 1, 2, 3), "only the first");
+    hold.close();
+    engine.put(13);
+    assertEquals(0, engine.hit(0), "the least recent, though it was held");
+    refused(UMBPException.Reason.INVALID_ARGUMENT, () -> hold(engine, Duration.ZERO, 0).close());
+    refused(UMBPException.Reason.INVALID_ARGUMENT, () -> hold.keepFirst(-1));
+  }
+
+  @Test
+  @DisplayName("rule 6: clear ends holds, and nothing of what they held is left")
+  void clearEndsHolds() {
+    ToyEngine engine = engine(4);
+    engine.put(0, 1, 2, 3);
+    SupportsHold.Hold hold = hold(engine, Duration.ofSeconds(10), 0, 1, 2, 3);
+    assertEquals(new ClearResult(4, 0, 0), engine.scheduler.clear());
+    assertFalse(hold.isHeld());
+    hold.close();
+    TransferJobState load = engine.finish(engine.load(40, 0, 1, 2, 3));
+    assertEquals(4, load.count(KeyOutcome.MISS));
+    assertArrayEquals(new int[] {40, 41, 42, 43}, load.failedBlockIds());
+  }
+
+  private static SupportsHold.Hold hold(ToyEngine engine, Duration limit, int... contents) {
+    assumeTrue(engine.scheduler instanceof SupportsHold, "the runtime can't hold what it found");
+    return ((SupportsHold) engine.scheduler).lookupAndHold(engine.keys(contents), limit);
   }
 
   @Test

@@ -52,6 +52,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
   final ReentrantLock lock = new ReentrantLock();
   final BlockPool pool;
   final JobTable jobs = new JobTable();
+  final HoldTable holds = new HoldTable(this);
   final OwnCopyEngine engine;
   final LongSupplier clock;
   final long timeoutNanos;
@@ -326,15 +327,19 @@ public final class EmbeddedRuntime implements UMBPRuntime {
     }
   }
 
-  /** Books passed deadlines and overdue jobs, if there are any. Called without the lock. */
+  /** Books passed deadlines, of jobs and of holds, if there are any. Called without the lock. */
   void tick() {
-    if (jobs.isDue(clock.getAsLong())) {
+    long now = clock.getAsLong();
+    if (jobs.isDue(now) || holds.isDue(now)) {
       sweep();
     }
   }
 
-  /** Books the end of every live job that has ended or passed its deadline, oldest first. */
+  /** Ends passed holds, and books the end of every job that has ended or is late, oldest first. */
   void sweep() {
+    if (holds.isDue(clock.getAsLong())) {
+      runLocked(() -> holds.endPassed(clock.getAsLong()));
+    }
     callLocked(jobs::live).forEach(this::settle);
     callLocked(() -> List.copyOf(leftCopies)).forEach(this::settle);
   }
@@ -634,6 +639,7 @@ public final class EmbeddedRuntime implements UMBPRuntime {
         callLocked(
             () -> {
               isClosed = true;
+              holds.endAll(handle -> true);
               return List.copyOf(workers);
             });
     for (EmbeddedWorkerHandle worker : openWorkers) {

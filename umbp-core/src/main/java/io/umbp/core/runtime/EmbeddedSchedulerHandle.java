@@ -6,23 +6,27 @@ import io.umbp.api.BlockKeys;
 import io.umbp.api.ClearResult;
 import io.umbp.api.RankNamespace;
 import io.umbp.api.RankTopology;
+import io.umbp.api.SupportsHold;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
-import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.core.identity.BlockIdentityCodec;
 import io.umbp.core.pool.BlockPool;
 import io.umbp.core.pool.KeySpace;
 import io.umbp.core.pool.PooledObject;
+import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
+import java.util.concurrent.TimeUnit;
 import org.jspecify.annotations.Nullable;
 
 /**
  * The scheduler's view of an {@link EmbeddedRuntime}. Thread-safe; guarded by the runtime's lock.
  */
-final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
+final class EmbeddedSchedulerHandle implements SupportsHold {
+  private static final long LONGEST_HOLD_NANOS = TimeUnit.DAYS.toNanos(36_500);
+
   private final EmbeddedRuntime runtime;
   private final UMBPNamespace namespace;
   private final BlockIdentityCodec codec;
@@ -44,6 +48,22 @@ final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
       present[i] = objects[i] != null;
     }
     return present;
+  }
+
+  @Override
+  public Hold lookupAndHold(List<String> keys, Duration limit) {
+    long limitNanos = Math.min(EmbeddedRuntime.nanos(limit), LONGEST_HOLD_NANOS);
+    if (limitNanos == 0) {
+      throw UMBPException.invalid("a hold's limit of %s must be > 0", limit);
+    }
+    runtime.tick();
+    @Nullable PooledObject[] objects = new PooledObject[keys.size()];
+    Hold[] hold = new Hold[1];
+    findPublished(
+        keys,
+        objects,
+        () -> hold[0] = runtime.holds.add(this, objects, runtime.clock.getAsLong() + limitNanos));
+    return hold[0];
   }
 
   @Override
@@ -127,6 +147,7 @@ final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
     return runtime.callLocked(
         () -> {
           checkOpen();
+          runtime.holds.endAll(handle -> handle.namespace.equals(namespace));
           runtime.jobs.clear(namespace);
           return runtime.pool.clear(namespace);
         });
@@ -165,6 +186,7 @@ final class EmbeddedSchedulerHandle implements UMBPSchedulerHandle {
     runtime.runLocked(
         () -> {
           isClosed = true;
+          runtime.holds.endAll(handle -> handle == this);
           runtime.forget(this);
         });
   }

@@ -17,6 +17,7 @@ import io.umbp.api.KeyReason;
 import io.umbp.api.ObjectReach;
 import io.umbp.api.RankTopology;
 import io.umbp.api.RegistrationOptions;
+import io.umbp.api.SupportsHold;
 import io.umbp.api.TransferDirection;
 import io.umbp.api.TransferJobState;
 import io.umbp.api.UMBPException;
@@ -103,7 +104,7 @@ final class BrokenRuntime implements UMBPRuntime {
     return defect == Defect.CLOSE_ALWAYS_SAYS_CLEAN ? CloseResult.CLEAN : result;
   }
 
-  private final class Scheduler implements UMBPSchedulerHandle {
+  private final class Scheduler implements SupportsHold {
     private final UMBPSchedulerHandle target;
 
     Scheduler(UMBPSchedulerHandle target) {
@@ -129,6 +130,16 @@ final class BrokenRuntime implements UMBPRuntime {
         default -> {}
       }
       return target.lookup(keys);
+    }
+
+    @Override
+    public Hold lookupAndHold(List<String> keys, Duration limit) {
+      Duration kept = defect == Defect.HOLD_HAS_NO_LIMIT ? Duration.ofDays(1) : limit;
+      Hold hold = ((SupportsHold) target).lookupAndHold(keys, kept);
+      if (defect == Defect.HOLD_KEEPS_NOTHING) {
+        hold.keepFirst(0);
+      }
+      return hold;
     }
 
     @Override
