@@ -17,7 +17,6 @@ import io.umbp.api.UMBPHandshakeMetadata;
 import io.umbp.api.UMBPRuntime;
 import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.core.connector.BlockRows.Groups;
-import io.umbp.core.connector.LoadResult.FailedBlock;
 import io.umbp.core.request.RequestTracker;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -466,7 +465,7 @@ public final class SchedulerConnector implements AutoCloseable {
     if (request == null || load == null) {
       return OptionalInt.empty();
     }
-    for (FailedBlock failed : result.failedBlocks()) {
+    for (GroupBlock failed : result.failedBlocks()) {
       load.validTokens = Math.min(load.validTokens, startTokens(load, failed));
     }
     load.reports++;
@@ -485,7 +484,7 @@ public final class SchedulerConnector implements AutoCloseable {
     return OptionalInt.of(valid);
   }
 
-  private static int startTokens(Load load, FailedBlock failed) {
+  private static int startTokens(Load load, GroupBlock failed) {
     BlockLoadBatch batch = load.batch;
     for (int row = 0; row < batch.size(); row++) {
       if (batch.blockId(row) == failed.blockId() && batch.keys().groupId(row) == failed.groupId()) {

@@ -20,7 +20,6 @@ import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPException;
 import io.umbp.core.connector.ConnectorRig.Step;
-import io.umbp.core.connector.LoadResult.FailedBlock;
 import io.umbp.testkit.FakeGpu;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -572,7 +571,7 @@ class SchedulerConnectorTest {
       rig.store("first", 32, prompt, 0, 1);
       rig.scheduler.lookup("r", 33, prompt, 0);
       rig.scheduler.admit("r", 32, blocks(10, 2));
-      LoadResult wrong = new LoadResult("r", List.of(new FailedBlock(0, 99)));
+      LoadResult wrong = new LoadResult("r", List.of(new GroupBlock(0, 99)));
       assertRefused("99", () -> rig.scheduler.loadFinished(wrong));
       assertRefused("still loads", () -> rig.scheduler.lookup("r", 33, prompt, 0));
     }
