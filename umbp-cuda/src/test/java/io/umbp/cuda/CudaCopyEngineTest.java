@@ -69,6 +69,9 @@ class CudaCopyEngineTest {
   void close() {
     rig.driver.releaseCopies();
     engine.close(LONG);
+    if (!leavesMemory) {
+      rig.assertEnginesLeftNothing();
+    }
     rig.close();
     if (!leavesMemory) {
       rig.assertNothingLeft();
