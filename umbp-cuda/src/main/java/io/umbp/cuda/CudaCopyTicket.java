@@ -108,18 +108,16 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
   void enqueue() {
     CopyIssuer issuer = Objects.requireNonNull(rows);
     rows = null;
-    if (device.loss() == null) {
-      try {
-        int[] mode = device.context().enter();
-        try {
-          issuer.issue(this);
-        } finally {
-          device.context().exit(mode);
-        }
-      } catch (Throwable e) {
-        // Some rows may be on their way, and nothing tells when they end.
-        engine.lose(device, "the copies of a batch could not be enqueued: " + e, e);
+    device.beginTurn(isLoad);
+    try {
+      if (device.loss() == null) {
+        issue(issuer);
       }
+    } catch (Throwable e) {
+      // Some rows may be on their way, and nothing tells when they end.
+      engine.lose(device, "the copies of a batch could not be enqueued: " + e, e);
+    } finally {
+      device.endTurn(isLoad);
     }
     dropFence();
     engine.giveBack(issuer);
@@ -127,6 +125,15 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
     String loss = device.loss();
     if (loss != null) {
       end(loss);
+    }
+  }
+
+  private void issue(CopyIssuer issuer) {
+    int[] mode = device.context().enter();
+    try {
+      issuer.issue(this);
+    } finally {
+      device.context().exit(mode);
     }
   }
 

@@ -26,6 +26,9 @@ import org.slf4j.LoggerFactory;
  * opened, before serving: while an engine captures a graph nothing needs to be created.
  */
 // The lock guards the fields below it. No driver call and no other lock is taken inside it.
+// A staging buffer is one for all batches of its direction, in the order of their stream: between
+// the call that fills it and the call that empties it no other batch's may come. So a batch that
+// may use it is enqueued in a turn of its own, which is taken before the lock and the context.
 final class CudaDevice {
   private static final Logger log = LoggerFactory.getLogger(CudaDevice.class);
   private static final int FIRST_EVENTS = 64;
@@ -38,6 +41,8 @@ final class CudaDevice {
   private final CUmodule module = new CUmodule();
   private final CUfunction function = new CUfunction();
   private final List<Handles.Address> staging = new ArrayList<>();
+  private final ReentrantLock loadTurn = new ReentrantLock();
+  private final ReentrantLock storeTurn = new ReentrantLock();
   private int streams;
   private boolean hasKernel;
   private int multiprocessors;
@@ -177,6 +182,19 @@ final class CudaDevice {
   /** Returns the staging buffer of a direction, 0 when there is none. */
   long staging(boolean isLoad) {
     return staging.isEmpty() ? 0 : staging.get(isLoad ? 0 : 1).value();
+  }
+
+  /** Waits until no other thread enqueues a batch of the direction that may use its staging. */
+  void beginTurn(boolean isLoad) {
+    if (!staging.isEmpty()) {
+      (isLoad ? loadTurn : storeTurn).lock();
+    }
+  }
+
+  void endTurn(boolean isLoad) {
+    if (!staging.isEmpty()) {
+      (isLoad ? loadTurn : storeTurn).unlock();
+    }
   }
 
   boolean hasKernel() {
