@@ -115,16 +115,15 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
       }
     } catch (Throwable e) {
       // Some rows may be on their way, and nothing tells when they end.
-      engine.lose(device, "the copies of a batch could not be enqueued: " + e, e);
+      engine.lose(device, "the copies of a batch could not be enqueued: " + e, false, e);
     } finally {
       device.endTurn(isLoad);
     }
     dropFence();
     engine.giveBack(issuer);
     isEnqueued = true;
-    String loss = device.loss();
-    if (loss != null) {
-      end(loss);
+    if (device.loss() != null) {
+      endIfDone();
     }
   }
 
@@ -164,7 +163,7 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
     allDone = event;
     int code = Driver.eventRecord(event, device.stream(isLoad));
     if (code != Driver.SUCCESS) {
-      engine.lose(device, Driver.describe("cuEventRecord", code), null);
+      throw Driver.failed("cuEventRecord", code);
     }
   }
 
@@ -264,14 +263,23 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
 
   /** Ends the batch if its copies have ended. The calling thread is inside the engine. */
   void endIfDone() {
-    if (isEnqueued && !isFinal && isDone(allDone)) {
+    if (!isEnqueued || isFinal) {
+      return;
+    }
+    String loss = device.loss();
+    if (loss != null) {
+      if (device.hasStopped(isLoad)) {
+        end(loss);
+      }
+    } else if (isDone(allDone)) {
       end(null);
       device.pump();
     }
   }
 
+  /** Tells whether an event is reached; with a lost device it may never have been recorded. */
   private boolean isDone(@Nullable CUevent event) {
-    if (event == null || !useEvents()) {
+    if (event == null || device.loss() != null || !useEvents()) {
       return false;
     }
     int code;
@@ -283,13 +291,13 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
         device.context().exit(mode);
       }
     } catch (UMBPException e) {
-      engine.lose(device, String.valueOf(e.getMessage()), e);
+      engine.lose(device, String.valueOf(e.getMessage()), false, e);
       return false;
     } finally {
       dropEvents();
     }
     if (code != Driver.SUCCESS && code != Driver.NOT_READY) {
-      engine.lose(device, Driver.describe("cuEventQuery", code), null);
+      engine.lose(device, Driver.describe("cuEventQuery", code), Driver.isSticky(code), null);
     }
     return code == Driver.SUCCESS;
   }
@@ -351,8 +359,8 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
     }
     try {
       drive();
-      if (!isEnqueued) {
-        return StreamWait.NOT_YET_ENQUEUED;
+      if (!isEnqueued || device.loss() != null) {
+        return isFinal ? StreamWait.ENQUEUED : StreamWait.NOT_YET_ENQUEUED;
       }
       CUevent event = markDone[mark];
       if (event != null && useEvents()) {

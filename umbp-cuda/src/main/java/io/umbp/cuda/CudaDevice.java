@@ -51,6 +51,9 @@ final class CudaDevice {
   /** Why the device is of no use any more. */
   private volatile @Nullable String loss;
 
+  /** Whether the lost device has stopped, as its context's error tells. */
+  private volatile boolean isDead;
+
   private final ReentrantLock lock = new ReentrantLock();
   private final Deque<CudaCopyTicket> waitingLoads = new ArrayDeque<>();
   private final Deque<CudaCopyTicket> waitingStores = new ArrayDeque<>();
@@ -306,6 +309,28 @@ final class CudaDevice {
       return all;
     } finally {
       lock.unlock();
+    }
+  }
+
+  void stop() {
+    isDead = true;
+  }
+
+  /** Tells whether nothing runs any more on a stream of a lost device. */
+  boolean hasStopped(boolean isLoad) {
+    if (isDead) {
+      return true;
+    }
+    try {
+      int[] mode = context.enter();
+      try {
+        return Driver.code(() -> JCudaDriver.cuStreamQuery(stream(isLoad))) != Driver.NOT_READY;
+      } finally {
+        context.exit(mode);
+      }
+    } catch (UMBPException e) {
+      log.debug("Device {} is gone with its streams", ordinal(), e);
+      return true;
     }
   }
 

@@ -1,0 +1,97 @@
+package io.umbp.cuda;
+
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import io.umbp.api.CloseResult;
+import io.umbp.api.DeviceFence;
+import io.umbp.api.KVCacheTensor;
+import io.umbp.api.TransferDirection;
+import io.umbp.api.UMBPException;
+import io.umbp.api.UMBPException.Reason;
+import io.umbp.api.spi.CopyTicket.SupportsStreamWait;
+import io.umbp.api.spi.CopyTicket.SupportsStreamWait.StreamWait;
+import io.umbp.api.spi.HostSlab;
+import java.time.Duration;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.DisplayName;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** What a driver, an executor or the memory refuses at a bad moment. */
+@Timeout(60)
+class CudaMishapsTest {
+  private static final Duration LONG = Duration.ofSeconds(20);
+  private static final int OUT_OF_MEMORY = 2;
+
+  private CudaRig rig;
+  private CudaCopyEngine engine;
+
+  /** Whether the test loses a device, so that memory stays pinned for good. */
+  private boolean leavesMemory;
+
+  @BeforeEach
+  void open() {
+    rig = new CudaRig(2);
+    engine = CudaCopyEngine.open(0, 1);
+  }
+
+  @AfterEach
+  void close() {
+    rig.driver.clearFaults();
+    rig.driver.releaseCopies();
+    engine.close(LONG);
+    rig.close();
+    if (!leavesMemory) {
+      rig.assertNothingLeft();
+    }
+  }
+
+  private KVCacheTensor registered(int bytes) {
+    KVCacheTensor tensor = rig.tensor(0, bytes);
+    engine.register(tensor);
+    return tensor;
+  }
+
+  private static void assertContains(String text, String part) {
+    assertNotNull(text);
+    assertTrue(text.contains(part), text);
+  }
+
+  @Test
+  @DisplayName("a batch whose end can't be recorded is final when its stream has stopped, no sooner")
+  void endIsNotRecorded() {
+    leavesMemory = true;
+    KVCacheTensor tensor = registered(8192);
+    HostSlab slab = engine.allocateSlab(8192);
+    byte[] content = new byte[8192];
+    content[8191] = 1;
+    slab.buffer().put(0, content);
+    var batch = CudaRig.whole(TransferDirection.LOAD, tensor, slab);
+    batch.endMark();
+    rig.driver.holdCopies();
+    rig.driver.failCall("cuEventRecord", OUT_OF_MEMORY, 0, 1);
+    SupportsStreamWait ticket =
+        (SupportsStreamWait) engine.submit(batch, DeviceFence.hostComplete());
+    DeviceFence.OnStream compute = CudaFence.onStream(0, rig.stream(0));
+    assertFalse(ticket.poll(), "final before its copy");
+    assertFalse(ticket.isMarkDone(0), "a mark is done before its copy");
+    assertEquals(StreamWait.NOT_YET_ENQUEUED, ticket.enqueueWait(0, compute));
+    assertEquals(
+        Reason.CLOSED,
+        assertThrows(UMBPException.class, () -> engine.allocateSlab(1)).reason(),
+        "the engine");
+    assertEquals(new CloseResult(1, 8192), engine.close(Duration.ZERO));
+    rig.driver.releaseCopies();
+    assertTrue(ticket.await(LONG));
+    assertArrayEquals(content, rig.driver.peek(tensor.address(), 8192));
+    assertTrue(ticket.isMarkDone(0));
+    assertEquals(StreamWait.ENQUEUED, ticket.enqueueWait(0, compute), "nothing to wait for");
+    assertContains(ticket.failure(0), "cuEventRecord returned 2 (CUDA_ERROR_OUT_OF_MEMORY)");
+  }
+}
