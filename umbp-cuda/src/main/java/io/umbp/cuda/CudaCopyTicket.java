@@ -122,7 +122,7 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
     dropFence();
     engine.giveBack(issuer);
     isEnqueued = true;
-    if (device.loss() != null) {
+    if (device.loss() != null || allDone == null) {
       endIfDone();
     }
   }
@@ -130,9 +130,24 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
   private void issue(CopyIssuer issuer) {
     int[] mode = device.context().enter();
     try {
-      issuer.issue(this);
+      if (takeEvents()) {
+        issuer.issue(this);
+      }
     } finally {
       device.context().exit(mode);
+    }
+  }
+
+  /** Takes the events of all ends, or fails the batch before anything of it is enqueued. */
+  private boolean takeEvents() {
+    try {
+      for (int i = 0; i <= markDone.length; i++) {
+        events.add(device.takeEvent());
+      }
+      return true;
+    } catch (UMBPException e) {
+      failAll("no copy was enqueued: " + e.getMessage());
+      return false;
     }
   }
 
@@ -155,8 +170,7 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
 
   /** Records the end of a mark, or of the whole batch for a mark behind the last. */
   void recordEnd(int mark) {
-    CUevent event = device.takeEvent();
-    events.add(event);
+    CUevent event = events.get(mark);
     if (mark < markDone.length) {
       markDone[mark] = event;
     }
@@ -271,7 +285,7 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
       if (device.hasStopped(isLoad)) {
         end(loss);
       }
-    } else if (isDone(allDone)) {
+    } else if (allDone == null || isDone(allDone)) {
       end(null);
       device.pump();
     }

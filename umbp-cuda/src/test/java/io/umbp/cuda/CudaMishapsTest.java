@@ -4,6 +4,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -13,6 +14,8 @@ import io.umbp.api.KVCacheTensor;
 import io.umbp.api.TransferDirection;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPException.Reason;
+import io.umbp.api.spi.CopyBatch;
+import io.umbp.api.spi.CopyTicket;
 import io.umbp.api.spi.CopyTicket.SupportsStreamWait;
 import io.umbp.api.spi.CopyTicket.SupportsStreamWait.StreamWait;
 import io.umbp.api.spi.HostSlab;
@@ -72,7 +75,7 @@ class CudaMishapsTest {
     byte[] content = new byte[8192];
     content[8191] = 1;
     slab.buffer().put(0, content);
-    var batch = CudaRig.whole(TransferDirection.LOAD, tensor, slab);
+    CopyBatch batch = CudaRig.whole(TransferDirection.LOAD, tensor, slab);
     batch.endMark();
     rig.driver.holdCopies();
     rig.driver.failCall("cuEventRecord", OUT_OF_MEMORY, 0, 1);
@@ -93,5 +96,30 @@ class CudaMishapsTest {
     assertTrue(ticket.isMarkDone(0));
     assertEquals(StreamWait.ENQUEUED, ticket.enqueueWait(0, compute), "nothing to wait for");
     assertContains(ticket.failure(0), "cuEventRecord returned 2 (CUDA_ERROR_OUT_OF_MEMORY)");
+  }
+
+  @Test
+  @DisplayName("a batch that gets no event fails before a copy is enqueued, and nothing else")
+  void noEvent() {
+    int marks = 100;
+    KVCacheTensor tensor = registered(4096 * marks);
+    HostSlab slab = engine.allocateSlab(4096L * marks);
+    CopyBatch batch = new CopyBatch();
+    batch.reset(TransferDirection.LOAD, 0, 1);
+    for (int i = 0; i < marks; i++) {
+      batch.add(tensor.address() + i * 4096L, slab.baseAddress() + i * 4096L, 4096, 0);
+      batch.endMark();
+    }
+    rig.driver.failCall("cuEventCreate", OUT_OF_MEMORY, 30, 1);
+    CopyTicket failed = engine.submit(batch, rig.fence(0));
+    assertTrue(failed.poll(), "final");
+    assertContains(failed.failure(0), "cuEventCreate returned 2 (CUDA_ERROR_OUT_OF_MEMORY)");
+    assertEquals(0, rig.driver.calls("cuMemcpyAsync"));
+    for (int i = 0; i < 3; i++) {
+      CopyTicket next = engine.submit(batch, rig.fence(0));
+      assertTrue(next.await(LONG));
+      assertNull(next.failure(0));
+    }
+    assertEquals(CloseResult.CLEAN, engine.close(LONG));
   }
 }
