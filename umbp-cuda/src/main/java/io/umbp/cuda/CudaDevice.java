@@ -54,6 +54,9 @@ final class CudaDevice {
   /** Whether the lost device has stopped, as its context's error tells. */
   private volatile boolean isDead;
 
+  /** Whether memory for another launch table was refused. */
+  private volatile boolean hasNoRoom;
+
   private final ReentrantLock lock = new ReentrantLock();
   private final Deque<CudaCopyTicket> waitingLoads = new ArrayDeque<>();
   private final Deque<CudaCopyTicket> waitingStores = new ArrayDeque<>();
@@ -231,10 +234,27 @@ final class CudaDevice {
     }
   }
 
-  /** Takes a launch table from the stock, or makes one; the context is current. */
-  LaunchTable takeTable() {
+  /**
+   * Takes a launch table from the stock, or makes one; the context is current.
+   *
+   * @return null when there is none, and no memory for more: that was tried once
+   */
+  @Nullable LaunchTable takeTable() {
     LaunchTable table = poll(tables);
-    return table == null ? new LaunchTable(List.of(context), settings.tableRanges()) : table;
+    if (table != null || hasNoRoom) {
+      return table;
+    }
+    try {
+      return new LaunchTable(List.of(context), settings.tableRanges());
+    } catch (UMBPException e) {
+      hasNoRoom = true;
+      log.warn(
+          "Device {} copies small ranges one by one while its launch tables are in use:"
+              + " there is no room for more",
+          ordinal(),
+          e);
+      return null;
+    }
   }
 
   void giveBack(LaunchTable table) {

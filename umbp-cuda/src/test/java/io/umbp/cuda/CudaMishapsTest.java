@@ -20,6 +20,7 @@ import io.umbp.api.spi.CopyTicket.SupportsStreamWait;
 import io.umbp.api.spi.CopyTicket.SupportsStreamWait.StreamWait;
 import io.umbp.api.spi.HostSlab;
 import java.time.Duration;
+import java.util.Random;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DisplayName;
@@ -121,5 +122,38 @@ class CudaMishapsTest {
       assertNull(next.failure(0));
     }
     assertEquals(CloseResult.CLEAN, engine.close(LONG));
+  }
+
+  @Test
+  @DisplayName("without memory for another launch table, ranges are copied one by one")
+  void noTable() {
+    engine.close(LONG);
+    engine =
+        CudaCopyEngine.builder()
+            .device(0)
+            .settings(CudaCopySettings.builder().kernelMinRanges(1).tableRanges(2).build())
+            .open();
+    KVCacheTensor tensor = registered(65_536);
+    HostSlab slab = engine.allocateSlab(65_536);
+    byte[] content = new byte[65_536];
+    new Random(8).nextBytes(content);
+    slab.buffer().put(0, content);
+    rig.driver.poke(tensor.address(), new byte[65_536]);
+    byte[] expected = new byte[65_536];
+    CopyBatch batch = new CopyBatch();
+    batch.reset(TransferDirection.LOAD, 0, 1);
+    for (int i = 0; i < 20; i++) {
+      batch.add(tensor.address() + 40L * i * i, slab.baseAddress() + 50L * i, 40, 0);
+      System.arraycopy(content, 50 * i, expected, 40 * i * i, 40);
+    }
+    rig.driver.resetCalls();
+    rig.driver.failCall("cuMemHostRegister", OUT_OF_MEMORY, 0, Long.MAX_VALUE);
+    CopyTicket ticket = engine.submit(batch, rig.fence(0));
+    assertTrue(ticket.await(LONG));
+    assertNull(ticket.failure(0));
+    assertArrayEquals(expected, rig.driver.peek(tensor.address(), 65_536));
+    assertEquals(4, rig.driver.calls("cuLaunchKernel"), "the tables made at first");
+    assertEquals(12, rig.driver.calls("cuMemcpyAsync"));
+    assertEquals(1, rig.driver.calls("cuMemHostRegister"), "tried once");
   }
 }
