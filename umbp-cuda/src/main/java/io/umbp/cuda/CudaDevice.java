@@ -5,6 +5,7 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
 import java.util.List;
+import java.util.concurrent.ConcurrentLinkedDeque;
 import java.util.concurrent.locks.ReentrantLock;
 import jcuda.driver.CUdevice_attribute;
 import jcuda.driver.CUevent;
@@ -25,7 +26,9 @@ import org.slf4j.LoggerFactory;
  * <p>Streams, kernel, and a first stock of events and launch tables are made when the device is
  * opened, before serving: while an engine captures a graph nothing needs to be created.
  */
-// The lock guards the fields below it. No driver call and no other lock is taken inside it.
+// The lock guards the fields below it. No driver call and no other lock is taken inside it. It is
+// never taken while the context is current: a virtual thread that waits there goes on on another
+// thread of the system, which has another context. So the stocks of events and tables have no lock.
 // A staging buffer is one for all batches of its direction, in the order of their stream: between
 // the call that fills it and the call that empties it no other batch's may come. So a batch that
 // may use it is enqueued in a turn of its own, which is taken before the lock and the context.
@@ -57,11 +60,11 @@ final class CudaDevice {
   /** Whether memory for another launch table was refused. */
   private volatile boolean hasNoRoom;
 
+  private final Deque<CUevent> events = new ConcurrentLinkedDeque<>();
+  private final Deque<LaunchTable> tables = new ConcurrentLinkedDeque<>();
   private final ReentrantLock lock = new ReentrantLock();
   private final Deque<CudaCopyTicket> waitingLoads = new ArrayDeque<>();
   private final Deque<CudaCopyTicket> waitingStores = new ArrayDeque<>();
-  private final Deque<CUevent> events = new ArrayDeque<>();
-  private final Deque<LaunchTable> tables = new ArrayDeque<>();
   private long inFlightBytes;
 
   private CudaDevice(CudaContext context, CudaCopySettings settings) {
@@ -221,17 +224,12 @@ final class CudaDevice {
 
   /** Takes an event from the stock, or makes one; the context is current. */
   CUevent takeEvent() {
-    CUevent event = poll(events);
+    CUevent event = events.poll();
     return event == null ? createEvent() : event;
   }
 
   void giveBack(CUevent event) {
-    lock.lock();
-    try {
-      events.push(event);
-    } finally {
-      lock.unlock();
-    }
+    events.push(event);
   }
 
   /**
@@ -240,7 +238,7 @@ final class CudaDevice {
    * @return null when there is none, and no memory for more: that was tried once
    */
   @Nullable LaunchTable takeTable() {
-    LaunchTable table = poll(tables);
+    LaunchTable table = tables.poll();
     if (table != null || hasNoRoom) {
       return table;
     }
@@ -258,21 +256,7 @@ final class CudaDevice {
   }
 
   void giveBack(LaunchTable table) {
-    lock.lock();
-    try {
-      tables.push(table);
-    } finally {
-      lock.unlock();
-    }
-  }
-
-  private <T> @Nullable T poll(Deque<T> stock) {
-    lock.lock();
-    try {
-      return stock.poll();
-    } finally {
-      lock.unlock();
-    }
+    tables.push(table);
   }
 
   /** Puts a batch in the queue of its direction. */
@@ -364,18 +348,7 @@ final class CudaDevice {
 
   /** Frees all that was made, as far as the context still lets it. No batch is running. */
   void close() {
-    List<CUevent> allEvents;
-    List<LaunchTable> allTables;
-    lock.lock();
-    try {
-      allEvents = List.copyOf(events);
-      allTables = List.copyOf(tables);
-      events.clear();
-      tables.clear();
-    } finally {
-      lock.unlock();
-    }
-    allTables.forEach(
+    tables.forEach(
         table -> {
           if (loss == null) {
             table.pinned().release(context);
@@ -392,7 +365,7 @@ final class CudaDevice {
       return;
     }
     try {
-      allEvents.forEach(event -> Driver.code(() -> JCudaDriver.cuEventDestroy(event)));
+      events.forEach(event -> Driver.code(() -> JCudaDriver.cuEventDestroy(event)));
       staging.forEach(buffer -> Driver.code(() -> JCudaDriver.cuMemFree(buffer)));
       if (hasKernel) {
         Driver.code(() -> JCudaDriver.cuModuleUnload(module));

@@ -3,8 +3,8 @@ package io.umbp.cuda;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
-import io.umbp.api.DeviceFence;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.TransferDirection;
 import io.umbp.api.spi.CopyBatch;
@@ -20,6 +20,7 @@ import java.util.concurrent.Future;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DisplayName;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -42,7 +43,9 @@ class CudaThreadsTest {
 
   @AfterEach
   void close() {
-    engine.close(LONG);
+    if (engine != null) {
+      engine.close(LONG);
+    }
     rig.close();
     rig.assertNothingLeft();
   }
@@ -85,6 +88,35 @@ class CudaThreadsTest {
     }
   }
 
+  @Test
+  @DisplayName("virtual threads keep their context from one driver call to the next")
+  void virtualThreads() throws Exception {
+    assumeTrue(Runtime.version().feature() >= 21, "no virtual threads before Java 21");
+    engine = CudaCopyEngine.open(0);
+    // By reflection, because tests are compiled for Java 17.
+    ExecutorService pool =
+        (ExecutorService)
+            Executors.class.getMethod("newVirtualThreadPerTaskExecutor").invoke(null);
+    try {
+      List<Future<?>> all = new ArrayList<>();
+      for (int i = 0; i < 64; i++) {
+        Copier copier = new Copier(i);
+        all.add(
+            pool.submit(
+                () -> {
+                  for (int n = 0; n < 100; n++) {
+                    copier.copyMarks();
+                  }
+                }));
+      }
+      for (Future<?> each : all) {
+        each.get();
+      }
+    } finally {
+      pool.shutdownNow();
+    }
+  }
+
   /** Copies every other row of a tensor from or to a slab, and looks what came. */
   private final class Copier {
     private final KVCacheTensor tensor = rig.tensor(0, 2 * BYTES);
@@ -101,6 +133,18 @@ class CudaThreadsTest {
       }
     }
 
+    /** Loads a few rows with a mark, and so an event, for each. */
+    void copyMarks() {
+      batch.reset(TransferDirection.LOAD, 0, 1);
+      for (int row = 0; row < 8; row++) {
+        batch.add(tensor.address() + row, slab.baseAddress() + row, 1, 0);
+        batch.endMark();
+      }
+      CopyTicket ticket = engine.submit(batch, rig.fence(0));
+      assertTrue(ticket.await(LONG));
+      assertNull(ticket.failure(0));
+    }
+
     void copy(TransferDirection direction) {
       boolean isLoad = direction == TransferDirection.LOAD;
       slab.buffer().put(0, isLoad ? onHost : new byte[BYTES]);
@@ -113,7 +157,7 @@ class CudaThreadsTest {
             ROW_BYTES,
             0);
       }
-      CopyTicket ticket = engine.submit(batch, DeviceFence.hostComplete());
+      CopyTicket ticket = engine.submit(batch, rig.fence(0));
       assertTrue(ticket.await(LONG));
       assertNull(ticket.failure(0));
       assertArrayEquals(onDevice, rig.driver.peek(tensor.address(), 2 * BYTES));
