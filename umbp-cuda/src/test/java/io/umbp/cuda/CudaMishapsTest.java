@@ -12,15 +12,17 @@ import io.umbp.api.CloseResult;
 import io.umbp.api.DeviceFence;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.TransferDirection;
-import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPException.Reason;
+import io.umbp.api.UMBPException;
 import io.umbp.api.spi.CopyBatch;
-import io.umbp.api.spi.CopyTicket;
-import io.umbp.api.spi.CopyTicket.SupportsStreamWait;
 import io.umbp.api.spi.CopyTicket.SupportsStreamWait.StreamWait;
+import io.umbp.api.spi.CopyTicket.SupportsStreamWait;
+import io.umbp.api.spi.CopyTicket;
 import io.umbp.api.spi.HostSlab;
 import java.time.Duration;
 import java.util.Random;
+import jcuda.driver.CUcontext;
+import jcuda.driver.JCudaDriver;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DisplayName;
@@ -155,5 +157,21 @@ class CudaMishapsTest {
     assertEquals(4, rig.driver.calls("cuLaunchKernel"), "the tables made at first");
     assertEquals(12, rig.driver.calls("cuMemcpyAsync"));
     assertEquals(1, rig.driver.calls("cuMemHostRegister"), "tried once");
+  }
+
+  @Test
+  @DisplayName("a thread whose capture mode can't be changed keeps it, and its context")
+  void captureMode() {
+    rig.driver.failCall("cuThreadExchangeStreamCaptureMode", 4, 0, 1);
+    UMBPException refusal = assertThrows(UMBPException.class, () -> engine.allocateSlab(4096));
+    assertEquals(Reason.DRIVER_FAILED, refusal.reason());
+    assertContains(
+        refusal.getMessage(), "cuThreadExchangeStreamCaptureMode returned 4 (CUDA_ERROR_DEINITIALIZED)");
+    int[] mode = {0};
+    CUcontext current = new CUcontext();
+    Driver.check("mode", () -> JCudaDriver.cuThreadExchangeStreamCaptureMode(mode));
+    Driver.check("context", () -> JCudaDriver.cuCtxGetCurrent(current));
+    assertEquals(0, mode[0], "global, as at first");
+    assertEquals(new CUcontext(), current);
   }
 }
