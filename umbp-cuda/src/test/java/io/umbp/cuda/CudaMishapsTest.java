@@ -12,12 +12,12 @@ import io.umbp.api.CloseResult;
 import io.umbp.api.DeviceFence;
 import io.umbp.api.KVCacheTensor;
 import io.umbp.api.TransferDirection;
-import io.umbp.api.UMBPException.Reason;
 import io.umbp.api.UMBPException;
+import io.umbp.api.UMBPException.Reason;
 import io.umbp.api.spi.CopyBatch;
-import io.umbp.api.spi.CopyTicket.SupportsStreamWait.StreamWait;
-import io.umbp.api.spi.CopyTicket.SupportsStreamWait;
 import io.umbp.api.spi.CopyTicket;
+import io.umbp.api.spi.CopyTicket.SupportsStreamWait;
+import io.umbp.api.spi.CopyTicket.SupportsStreamWait.StreamWait;
 import io.umbp.api.spi.HostSlab;
 import java.time.Duration;
 import java.util.Random;
@@ -70,7 +70,8 @@ class CudaMishapsTest {
   }
 
   @Test
-  @DisplayName("a batch whose end can't be recorded is final when its stream has stopped, no sooner")
+  @DisplayName(
+      "a batch whose end can't be recorded is final when its stream has stopped, no sooner")
   void endIsNotRecorded() {
     leavesMemory = true;
     KVCacheTensor tensor = registered(8192);
@@ -166,7 +167,8 @@ class CudaMishapsTest {
     UMBPException refusal = assertThrows(UMBPException.class, () -> engine.allocateSlab(4096));
     assertEquals(Reason.DRIVER_FAILED, refusal.reason());
     assertContains(
-        refusal.getMessage(), "cuThreadExchangeStreamCaptureMode returned 4 (CUDA_ERROR_DEINITIALIZED)");
+        refusal.getMessage(),
+        "cuThreadExchangeStreamCaptureMode returned 4 (CUDA_ERROR_DEINITIALIZED)");
     int[] mode = {0};
     CUcontext current = new CUcontext();
     Driver.check("mode", () -> JCudaDriver.cuThreadExchangeStreamCaptureMode(mode));

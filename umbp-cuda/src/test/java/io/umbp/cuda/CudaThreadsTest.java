@@ -95,8 +95,7 @@ class CudaThreadsTest {
     engine = CudaCopyEngine.open(0);
     // By reflection, because tests are compiled for Java 17.
     ExecutorService pool =
-        (ExecutorService)
-            Executors.class.getMethod("newVirtualThreadPerTaskExecutor").invoke(null);
+        (ExecutorService) Executors.class.getMethod("newVirtualThreadPerTaskExecutor").invoke(null);
     try {
       List<Future<?>> all = new ArrayList<>();
       for (int i = 0; i < 64; i++) {
