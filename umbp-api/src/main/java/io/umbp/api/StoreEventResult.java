@@ -26,9 +26,7 @@ public record StoreEventResult(int completedWorkers, Set<StoredObject> failedObj
 
   /** Checks the count. */
   public StoreEventResult {
-    if (completedWorkers < 0) {
-      throw UMBPException.invalid("completed workers %d must be >= 0", completedWorkers);
-    }
+    checkWorkers(completedWorkers);
     failedObjects = Set.copyOf(failedObjects);
   }
 
@@ -41,11 +39,20 @@ public record StoreEventResult(int completedWorkers, Set<StoredObject> failedObj
   public StoreEventResult plus(StoreEventResult other) {
     Set<StoredObject> failed = new HashSet<>(failedObjects);
     failed.addAll(other.failedObjects);
-    if (completedWorkers > Integer.MAX_VALUE - other.completedWorkers) {
-      throw UMBPException.invalid(
-          "%d and %d completed workers exceed the limit of %d",
-          completedWorkers, other.completedWorkers, Integer.MAX_VALUE);
+    return new StoreEventResult(sumOfWorkers(completedWorkers, other.completedWorkers), failed);
+  }
+
+  static void checkWorkers(int completedWorkers) {
+    if (completedWorkers < 0) {
+      throw UMBPException.invalid("completed workers %d must be >= 0", completedWorkers);
     }
-    return new StoreEventResult(completedWorkers + other.completedWorkers, failed);
+  }
+
+  static int sumOfWorkers(int some, int others) {
+    if (some > Integer.MAX_VALUE - others) {
+      throw UMBPException.invalid(
+          "%d and %d completed workers exceed the limit of %d", some, others, Integer.MAX_VALUE);
+    }
+    return some + others;
   }
 }

@@ -1,23 +1,30 @@
 package io.umbp.api;
 
 import java.util.Map;
+import java.util.Set;
 
 /**
  * What the scheduler tells every worker for one engine step. Keys carry the scheduler's rank; each
  * worker turns them into its own. Immutable.
  *
+ * @param preempted requests that lost their blocks since the last step: workers cancel what runs
+ *     for them before they start anything of this step; copied
  * @param loads loads to start, by request id; copied
  * @param stores stores to start, by request id; copied
  * @param storeEvent number under which workers report the stores of this step, {@link #NO_EVENT}
  *     when there are none
  */
 public record UMBPConnectorMetadata(
-    Map<String, BlockLoadBatch> loads, Map<String, BlockStoreBatch> stores, long storeEvent) {
+    Set<String> preempted,
+    Map<String, BlockLoadBatch> loads,
+    Map<String, BlockStoreBatch> stores,
+    long storeEvent) {
   /** The store event of a step that stores nothing. */
   public static final long NO_EVENT = -1;
 
   /** Checks that stores and event come together. */
   public UMBPConnectorMetadata {
+    preempted = Set.copyOf(preempted);
     loads = Map.copyOf(loads);
     stores = Map.copyOf(stores);
     if (storeEvent < NO_EVENT || stores.isEmpty() != (storeEvent == NO_EVENT)) {

@@ -374,21 +374,51 @@ class RecordsTest {
   }
 
   @Test
-  void workerReportsAddUpEventByEvent() {
+  void loadResultsAddUp() {
+    GroupBlock one = new GroupBlock(0, 7);
+    GroupBlock two = new GroupBlock(1, 7);
+    LoadResult first = new LoadResult(1, Set.of(one), Set.of());
+    LoadResult second = new LoadResult(2, Set.of(), Set.of(two, one));
+    LoadResult sum = new LoadResult(3, Set.of(one), Set.of(one, two));
+    assertEquals(sum, first.plus(second));
+    assertEquals(sum, second.plus(first));
+    assertEquals(Set.of(one, two), sum.lostBlocks());
+    assertThrows(UnsupportedOperationException.class, () -> first.missingBlocks().clear());
+    assertRefused(
+        "completed workers -1 must be >= 0", () -> new LoadResult(-1, Set.of(), Set.of()));
+    assertRefused("block -1 of group 0; both must be >= 0", () -> new GroupBlock(0, -1));
+    assertRefused("block 1 of group -2; both must be >= 0", () -> new GroupBlock(-2, 1));
+  }
+
+  @Test
+  void workerReportsAddUpLoadByLoadAndEventByEvent() {
     StoreEventResult one = new StoreEventResult(1, Set.of(new StoredObject(0, HASH)));
     StoreEventResult clean = new StoreEventResult(1, Set.of());
+    LoadResult lost = new LoadResult(1, Set.of(new GroupBlock(0, 1)), Set.of());
+    LoadResult whole = new LoadResult(1, Set.of(), Set.of());
     Map<Long, StoreEventResult> events = new HashMap<>(Map.of(4L, one, 5L, clean));
-    UMBPConnectorWorkerMetadata first = new UMBPConnectorWorkerMetadata(events);
+    Map<String, LoadResult> loads = new HashMap<>(Map.of("a", lost, "b", whole));
+    UMBPConnectorWorkerMetadata first = new UMBPConnectorWorkerMetadata(loads, events);
     events.clear();
+    loads.clear();
     UMBPConnectorWorkerMetadata second =
-        new UMBPConnectorWorkerMetadata(Map.of(5L, one, 6L, clean));
+        new UMBPConnectorWorkerMetadata(Map.of("b", lost, "c", whole), Map.of(5L, one, 6L, clean));
+    LoadResult both = new LoadResult(2, lost.missingBlocks(), Set.of());
     UMBPConnectorWorkerMetadata sum =
         new UMBPConnectorWorkerMetadata(
+            Map.of("a", lost, "b", both, "c", whole),
             Map.of(4L, one, 5L, new StoreEventResult(2, one.failedObjects()), 6L, clean));
     assertEquals(sum, first.plus(second));
     assertEquals(sum, second.plus(first));
     assertEquals(Map.of(4L, one, 5L, clean), first.storeEvents());
+    assertEquals(Map.of("a", lost, "b", whole), first.loads());
+    assertEquals(first, first.plus(UMBPConnectorWorkerMetadata.NOTHING));
+    assertEquals(first, UMBPConnectorWorkerMetadata.NOTHING.plus(first));
+    assertTrue(UMBPConnectorWorkerMetadata.NOTHING.isEmpty());
+    assertFalse(new UMBPConnectorWorkerMetadata(Map.of("b", whole), Map.of()).isEmpty());
+    assertFalse(new UMBPConnectorWorkerMetadata(Map.of(), Map.of(6L, clean)).isEmpty());
     assertThrows(UnsupportedOperationException.class, () -> first.storeEvents().clear());
+    assertThrows(UnsupportedOperationException.class, () -> first.loads().clear());
   }
 
   @Test
@@ -397,23 +427,30 @@ class RecordsTest {
         new HashMap<>(Map.of("r", BlockStoreBatch.of("r", keys(0), 1)));
     Map<String, BlockLoadBatch> loads =
         new HashMap<>(Map.of("q", BlockLoadBatch.of("q", keys(0), 1)));
-    UMBPConnectorMetadata metadata = new UMBPConnectorMetadata(loads, stores, 0);
+    Set<String> preempted = new HashSet<>(Set.of("p"));
+    UMBPConnectorMetadata metadata = new UMBPConnectorMetadata(preempted, loads, stores, 0);
     stores.clear();
     loads.clear();
+    preempted.clear();
+    assertEquals(Set.of("p"), metadata.preempted());
     assertEquals(Set.of("r"), metadata.stores().keySet());
     assertEquals(Set.of("q"), metadata.loads().keySet());
     assertThrows(UnsupportedOperationException.class, () -> metadata.loads().clear());
     assertThrows(UnsupportedOperationException.class, () -> metadata.stores().clear());
     assertEquals(
         -1,
-        new UMBPConnectorMetadata(Map.of(), Map.of(), UMBPConnectorMetadata.NO_EVENT).storeEvent());
+        new UMBPConnectorMetadata(Set.of(), Map.of(), Map.of(), UMBPConnectorMetadata.NO_EVENT)
+            .storeEvent());
     String message =
         "store event %d with stores of %d requests; an event is >= 0 exactly when there are stores";
-    assertRefused(message.formatted(3, 0), () -> new UMBPConnectorMetadata(Map.of(), Map.of(), 3));
     assertRefused(
-        message.formatted(-1, 1), () -> new UMBPConnectorMetadata(Map.of(), metadata.stores(), -1));
+        message.formatted(3, 0), () -> new UMBPConnectorMetadata(Set.of(), Map.of(), Map.of(), 3));
     assertRefused(
-        message.formatted(-2, 1), () -> new UMBPConnectorMetadata(Map.of(), metadata.stores(), -2));
+        message.formatted(-1, 1),
+        () -> new UMBPConnectorMetadata(Set.of(), Map.of(), metadata.stores(), -1));
+    assertRefused(
+        message.formatted(-2, 1),
+        () -> new UMBPConnectorMetadata(Set.of(), Map.of(), metadata.stores(), -2));
   }
 
   @Test

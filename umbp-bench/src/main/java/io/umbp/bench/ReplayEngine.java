@@ -2,17 +2,18 @@ package io.umbp.bench;
 
 import io.umbp.api.BlockHashes;
 import io.umbp.api.CloseResult;
+import io.umbp.api.GroupBlock;
 import io.umbp.api.KVLayoutDescriptor;
+import io.umbp.api.LoadResult;
 import io.umbp.api.LoadSpec;
 import io.umbp.api.RankTopology;
 import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.bench.EngineCache.TensorSketch;
-import io.umbp.core.connector.GroupBlock;
-import io.umbp.core.connector.LoadResult;
+import io.umbp.core.connector.ConnectorUpdate;
+import io.umbp.core.connector.ConnectorUpdate.LoadedPrefix;
 import io.umbp.core.connector.SchedulerConnector;
-import io.umbp.core.connector.WorkerConnector;
 import io.umbp.core.pool.PoolStats;
 import io.umbp.core.runtime.EmbeddedRuntime;
 import java.time.Duration;
@@ -20,7 +21,6 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.OptionalInt;
 import java.util.Set;
 import java.util.concurrent.locks.LockSupport;
 import java.util.function.UnaryOperator;
@@ -248,62 +248,64 @@ final class ReplayEngine implements AutoCloseable {
   }
 
   private boolean poll() {
-    boolean hasMoved = false;
-    UMBPConnectorWorkerMetadata ended = new UMBPConnectorWorkerMetadata(Map.of());
+    UMBPConnectorWorkerMetadata ended = UMBPConnectorWorkerMetadata.NOTHING;
     for (GpuRank rank : ranks) {
-      WorkerConnector.Report progressed = rank.connector().poll();
-      for (LoadResult result : progressed.loads()) {
-        loadEnded(rank, result);
-        hasMoved = true;
-      }
-      if (!progressed.metadata().storeEvents().isEmpty()) {
-        progressed
-            .metadata()
-            .storeEvents()
-            .values()
-            .forEach(result -> report.failedKeys += result.failedObjects().size());
-        ended = ended.plus(progressed.metadata());
-        hasMoved = true;
-      }
+      UMBPConnectorWorkerMetadata ofRank = rank.connector().poll();
+      ofRank.loads().forEach((requestId, result) -> loadEnded(rank, requestId, result));
+      ofRank
+          .storeEvents()
+          .values()
+          .forEach(result -> report.failedKeys += result.failedObjects().size());
+      ended = ended.plus(ofRank);
     }
-    for (Long event : scheduler.update(ended).keySet()) {
+    if (ended.isEmpty()) {
+      return false;
+    }
+    ConnectorUpdate update = scheduler.update(ended);
+    update.loads().forEach((requestId, prefix) -> continueAfterLoad(session(requestId), prefix));
+    for (Long event : update.storeEvents().keySet()) {
       List<Session> stored = storing.remove(event);
       if (stored != null) {
         stored.forEach(this::end);
       }
     }
-    return hasMoved;
+    return true;
   }
 
-  private void loadEnded(GpuRank rank, LoadResult result) {
-    Session session = sessions.get(result.requestId());
+  private Session session(String requestId) {
+    Session session = sessions.get(requestId);
     if (session == null) {
-      throw new IllegalStateException("a load ended for no request in flight: " + result);
+      throw new IllegalStateException("a load ended for no request in flight: " + requestId);
     }
-    report.failedKeys += result.failedBlocks().size();
+    return session;
+  }
+
+  private void loadEnded(GpuRank rank, String requestId, LoadResult result) {
+    Session session = session(requestId);
+    Set<GroupBlock> lost = result.lostBlocks();
+    report.failedKeys += lost.size();
     report.loadedBytes += session.loadedBlocks * cache.blockBytes();
-    for (GroupBlock failed : result.failedBlocks()) {
-      report.loadedBytes -= cache.objectBytes(failed.groupId());
+    for (GroupBlock block : lost) {
+      report.loadedBytes -= cache.objectBytes(block.groupId());
     }
     if (settings.verification() == ReplaySettings.Verification.ALL) {
-      verify(rank, session, result.failedBlocks());
-    }
-    OptionalInt validTokens = scheduler.loadFinished(result);
-    if (validTokens.isPresent()) {
-      report.loadNanos.recordValue(System.nanoTime() - session.loadStart);
-      int validBlocks = validTokens.getAsInt() / cache.blockSize();
-      report.hitBlocks += validBlocks;
-      compute(session, validBlocks);
+      verify(rank, session, lost);
     }
   }
 
-  private void verify(GpuRank rank, Session session, List<GroupBlock> failedBlocks) {
-    Set<GroupBlock> failed = Set.copyOf(failedBlocks);
+  private void continueAfterLoad(Session session, LoadedPrefix prefix) {
+    report.loadNanos.recordValue(System.nanoTime() - session.loadStart);
+    int validBlocks = prefix.validTokens() / cache.blockSize();
+    report.hitBlocks += validBlocks;
+    compute(session, validBlocks);
+  }
+
+  private void verify(GpuRank rank, Session session, Set<GroupBlock> lost) {
     for (int group = 0; group < session.blockIds.length; group++) {
       long objectBytes = cache.objectBytes(group);
       for (int i = 0; i < session.loadedBlocks; i++) {
         int blockId = session.blockIds[group][i];
-        if (failed.isEmpty() || !failed.contains(new GroupBlock(group, blockId))) {
+        if (lost.isEmpty() || !lost.contains(new GroupBlock(group, blockId))) {
           report.checkedBytes += objectBytes;
           report.corruptBytes += rank.wrongBytes(group, blockId, session.hashes[i]);
         }

@@ -5,6 +5,8 @@ import io.umbp.api.BlockHashes;
 import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockLoadBatch;
 import io.umbp.api.BlockStoreBatch;
+import io.umbp.api.GroupBlock;
+import io.umbp.api.LoadResult;
 import io.umbp.api.LoadSpec;
 import io.umbp.api.RankTopology;
 import io.umbp.api.StoreEventResult;
@@ -17,18 +19,20 @@ import io.umbp.api.UMBPHandshakeMetadata;
 import io.umbp.api.UMBPRuntime;
 import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.core.connector.BlockRows.Groups;
+import io.umbp.core.connector.ConnectorUpdate.LoadedPrefix;
 import io.umbp.core.request.RequestTracker;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
 import java.util.Optional;
-import java.util.OptionalInt;
+import java.util.Set;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -42,8 +46,8 @@ import org.jspecify.annotations.Nullable;
  *
  * <p>The way of a request: {@link #lookup}, then {@link #admit} with its blocks; {@link
  * #planStores} as its tokens are computed; one {@link #takeStep} an engine step, whose result every
- * worker gets; {@link #loadFinished} and {@link #update} with what the workers report; {@link
- * #touch} when the request is done with its prefix, and {@link #finish}.
+ * worker gets; {@link #update} with what the workers report; {@link #touch} when the request is
+ * done with its prefix, and {@link #finish}.
  *
  * <p>The engine keeps the blocks of a load until every rank has reported it, and those of a store
  * until its event has ended, also when the request is finished before.
@@ -421,11 +425,11 @@ public final class SchedulerConnector implements AutoCloseable {
       }
     }
     if (stores.isEmpty()) {
-      return new UMBPConnectorMetadata(loads, stores, UMBPConnectorMetadata.NO_EVENT);
+      return new UMBPConnectorMetadata(Set.of(), loads, stores, UMBPConnectorMetadata.NO_EVENT);
     }
     long number = nextEvent++;
     events.put(number, event);
-    return new UMBPConnectorMetadata(loads, stores, number);
+    return new UMBPConnectorMetadata(Set.of(), loads, stores, number);
   }
 
   /** Moves a request's watermark over the blocks that it stores now. */
@@ -444,46 +448,6 @@ public final class SchedulerConnector implements AutoCloseable {
     request.retryFrom = Integer.MAX_VALUE;
   }
 
-  /**
-   * Takes a worker's report that the load of a request has ended on its rank.
-   *
-   * @param result the report; one a rank. Reports of requests that are gone are ignored
-   * @return once all ranks have reported: the tokens from the first on whose KV is there, up to the
-   *     first block that failed on any rank; until then empty
-   */
-  public OptionalInt loadFinished(LoadResult result) {
-    Load orphan = orphans.get(result.requestId());
-    if (orphan != null) {
-      orphan.reports++;
-      if (orphan.reports == topology.rankCount()) {
-        orphans.remove(result.requestId());
-      }
-      return OptionalInt.empty();
-    }
-    Request request = requests.get(result.requestId());
-    Load load = request == null ? null : request.load;
-    if (request == null || load == null) {
-      return OptionalInt.empty();
-    }
-    for (GroupBlock failed : result.failedBlocks()) {
-      load.validTokens = Math.min(load.validTokens, startTokens(load, failed));
-    }
-    load.reports++;
-    if (load.reports < topology.rankCount()) {
-      return OptionalInt.empty();
-    }
-    int valid = load.validTokens - load.validTokens % agreed().groups.alignment();
-    request.loadedFrom = load.fromTokens;
-    request.loadedTo = valid;
-    request.load = null;
-    request.dropHold();
-    if (valid < load.toTokens) {
-      request.storeTo = 0;
-      dueStores.remove(request.id);
-    }
-    return OptionalInt.of(valid);
-  }
-
   private static int startTokens(Load load, GroupBlock failed) {
     BlockLoadBatch batch = load.batch;
     for (int row = 0; row < batch.size(); row++) {
@@ -497,17 +461,72 @@ public final class SchedulerConnector implements AutoCloseable {
   }
 
   /**
-   * Takes the workers' reports of store events. An event ends when all ranks have reported it: then
-   * its blocks may be reused, and the prefix of each of its requests is touched, so that its head
-   * outlives its tail. Blocks that failed on any rank are offered again at the request's next
-   * {@link #planStores}.
+   * Takes the workers' reports. A load ends when all ranks have reported it; reports of requests
+   * that are gone are ignored. A store event ends when all ranks have reported it: then its blocks
+   * may be reused, and the prefix of each of its requests is touched, so that its head outlives its
+   * tail. Blocks that failed on any rank are offered again at the request's next {@link
+   * #planStores}.
    *
-   * @param reports reports of any ranks; events that have ended are ignored
-   * @return the events that ended by this, with what failed
+   * @param reports reports of any ranks, each once; events that have ended are ignored
+   * @return what ended by this
+   * @throws UMBPException INVALID_ARGUMENT when a report names a block that is not loaded
    */
-  public Map<Long, StoreEventResult> update(UMBPConnectorWorkerMetadata reports) {
+  public ConnectorUpdate update(UMBPConnectorWorkerMetadata reports) {
+    Map<String, LoadedPrefix> ended = new HashMap<>();
+    reports
+        .loads()
+        .forEach(
+            (requestId, result) -> {
+              LoadedPrefix prefix = loadReported(requestId, result);
+              if (prefix != null) {
+                ended.put(requestId, prefix);
+              }
+            });
+    return new ConnectorUpdate(ended, endedEvents(reports.storeEvents()));
+  }
+
+  private @Nullable LoadedPrefix loadReported(String requestId, LoadResult result) {
+    Load orphan = orphans.get(requestId);
+    if (orphan != null) {
+      orphan.reports += result.completedWorkers();
+      if (orphan.reports >= topology.rankCount()) {
+        orphans.remove(requestId);
+      }
+      return null;
+    }
+    Request request = requests.get(requestId);
+    Load load = request == null ? null : request.load;
+    if (request == null || load == null) {
+      return null;
+    }
+    for (GroupBlock lost : result.lostBlocks()) {
+      load.validTokens = Math.min(load.validTokens, startTokens(load, lost));
+    }
+    load.reports += result.completedWorkers();
+    if (load.reports < topology.rankCount()) {
+      return null;
+    }
+    int valid = load.validTokens - load.validTokens % agreed().groups.alignment();
+    request.loadedFrom = load.fromTokens;
+    request.loadedTo = valid;
+    request.load = null;
+    request.dropHold();
+    if (valid < load.toTokens) {
+      request.storeTo = 0;
+      dueStores.remove(request.id);
+    }
+    Set<GroupBlock> invalid = new HashSet<>();
+    for (int row = 0; row < load.batch.size(); row++) {
+      if (load.rows.startTokens(row) >= valid) {
+        invalid.add(new GroupBlock(load.batch.keys().groupId(row), load.batch.blockId(row)));
+      }
+    }
+    return new LoadedPrefix(valid, invalid);
+  }
+
+  private Map<Long, StoreEventResult> endedEvents(Map<Long, StoreEventResult> reports) {
     Map<Long, StoreEventResult> ended = new HashMap<>();
-    for (Map.Entry<Long, StoreEventResult> report : reports.storeEvents().entrySet()) {
+    for (Map.Entry<Long, StoreEventResult> report : reports.entrySet()) {
       StoreEvent event = events.get(report.getKey());
       if (event == null) {
         continue;

@@ -5,8 +5,10 @@ import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockLoadBatch;
 import io.umbp.api.BlockStoreBatch;
 import io.umbp.api.DeviceFence;
+import io.umbp.api.GroupBlock;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KeyOutcome;
+import io.umbp.api.LoadResult;
 import io.umbp.api.ObjectReach;
 import io.umbp.api.RankNamespace;
 import io.umbp.api.StoreEventResult;
@@ -51,26 +53,13 @@ public final class WorkerConnector {
   private final Set<Integer> othersStore;
   private final List<TransferJobState> loads = new ArrayList<>();
   private final Map<Long, OpenEvent> events = new HashMap<>();
-  private List<LoadResult> endedLoads = new ArrayList<>();
+  private Map<String, LoadResult> endedLoads = new HashMap<>();
   private Map<Long, StoreEventResult> endedEvents = new HashMap<>();
 
   /** A store event until the last of its jobs has ended on this rank. */
   private static final class OpenEvent {
     final List<TransferJobState> stores = new ArrayList<>();
     final Set<StoredObject> failed = new HashSet<>();
-  }
-
-  /**
-   * What has ended on one rank since the last report. Immutable.
-   *
-   * @param loads loads that have ended, each once; copied
-   * @param metadata store events that have ended, each once
-   */
-  public record Report(List<LoadResult> loads, UMBPConnectorWorkerMetadata metadata) {
-    /** Copies the list. */
-    public Report {
-      loads = List.copyOf(loads);
-    }
   }
 
   /**
@@ -98,14 +87,18 @@ public final class WorkerConnector {
   }
 
   /**
-   * Starts the loads of a step. A load that the runtime refuses, or that an error ends, keeps no
-   * other from starting; it is reported with all its blocks failed.
+   * Starts the loads of a step, after what runs for requests that were preempted before it was
+   * cancelled ({@link #preempt}). A load that the runtime refuses, or that an error ends, keeps no
+   * other from starting; it is reported with all its blocks missing.
    *
    * @param step what the scheduler planned
    * @param destinationFree the last user of the destination blocks
    * @throws UMBPException the first refusal, after all loads were tried
    */
   public void startLoads(UMBPConnectorMetadata step, DeviceFence destinationFree) {
+    if (!step.preempted().isEmpty()) {
+      preempt(step.preempted());
+    }
     Throwable refusal = null;
     for (BlockLoadBatch planned : step.loads().values()) {
       BlockLoadBatch batch = planned.onRank(rank);
@@ -113,11 +106,11 @@ public final class WorkerConnector {
         loads.add(handle.load(batch, destinationFree));
       } catch (RuntimeException | Error e) {
         refusal = first(refusal, e);
-        List<GroupBlock> all = new ArrayList<>();
+        Set<GroupBlock> all = new HashSet<>();
         for (int i = 0; i < batch.size(); i++) {
           all.add(new GroupBlock(batch.keys().groupId(i), batch.blockId(i)));
         }
-        endedLoads.add(new LoadResult(batch.requestId(), all));
+        endedLoads.put(batch.requestId(), new LoadResult(1, all, Set.of()));
       }
     }
     if (refusal != null) {
@@ -264,12 +257,12 @@ public final class WorkerConnector {
    * @return what has ended since the last call
    * @throws UMBPException CLOSED when a store has ended and the handle is closed
    */
-  public Report poll() {
+  public UMBPConnectorWorkerMetadata poll() {
     for (Iterator<TransferJobState> each = loads.iterator(); each.hasNext(); ) {
       TransferJobState load = handle.poll(each.next());
       if (load.isFinal()) {
         each.remove();
-        endedLoads.add(new LoadResult(load.requestId(), failedBlocks(load)));
+        endedLoads.put(load.requestId(), result(load));
       }
     }
     for (Iterator<Map.Entry<Long, OpenEvent>> each = events.entrySet().iterator();
@@ -282,8 +275,8 @@ public final class WorkerConnector {
         endedEvents.put(entry.getKey(), new StoreEventResult(1, event.failed));
       }
     }
-    Report report = new Report(endedLoads, new UMBPConnectorWorkerMetadata(endedEvents));
-    endedLoads = new ArrayList<>();
+    UMBPConnectorWorkerMetadata report = new UMBPConnectorWorkerMetadata(endedLoads, endedEvents);
+    endedLoads = new HashMap<>();
     endedEvents = new HashMap<>();
     return report;
   }
@@ -307,10 +300,17 @@ public final class WorkerConnector {
     return new StoredObject(keys.groupId(index), keys.hashes().get(keys.row(index)));
   }
 
-  private static List<GroupBlock> failedBlocks(TransferJobState load) {
-    List<GroupBlock> failed = new ArrayList<>();
-    collect(load, outcome -> outcome != KeyOutcome.COMPLETED, failed);
-    return failed;
+  private static LoadResult result(TransferJobState load) {
+    Set<GroupBlock> missing = new HashSet<>();
+    Set<GroupBlock> failed = new HashSet<>();
+    collect(load, outcome -> outcome != KeyOutcome.COMPLETED && !isSuspect(outcome), missing);
+    collect(load, WorkerConnector::isSuspect, failed);
+    return new LoadResult(1, missing, failed);
+  }
+
+  /** Tells whether an outcome gives reason to doubt the object. */
+  private static boolean isSuspect(KeyOutcome outcome) {
+    return outcome == KeyOutcome.FAILED || outcome == KeyOutcome.TIMED_OUT;
   }
 
   /** Adds the blocks of a job's keys whose outcomes are such. */

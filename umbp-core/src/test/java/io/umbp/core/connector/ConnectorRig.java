@@ -202,16 +202,14 @@ final class ConnectorRig implements AutoCloseable {
   }
 
   Step collect(UMBPConnectorMetadata metadata) {
-    Map<String, Integer> validTokens = new HashMap<>();
-    UMBPConnectorWorkerMetadata sum = new UMBPConnectorWorkerMetadata(Map.of());
+    UMBPConnectorWorkerMetadata sum = UMBPConnectorWorkerMetadata.NOTHING;
     for (WorkerConnector worker : workers) {
-      WorkerConnector.Report report = worker.poll();
-      for (LoadResult load : report.loads()) {
-        scheduler.loadFinished(load).ifPresent(valid -> validTokens.put(load.requestId(), valid));
-      }
-      sum = sum.plus(report.metadata());
+      sum = sum.plus(worker.poll());
     }
-    return new Step(metadata, validTokens, scheduler.update(sum));
+    ConnectorUpdate update = scheduler.update(sum);
+    Map<String, Integer> validTokens = new HashMap<>();
+    update.loads().forEach((request, prefix) -> validTokens.put(request, prefix.validTokens()));
+    return new Step(metadata, validTokens, update.storeEvents());
   }
 
   /** Checks that nothing is held any more, and ends everything. */

@@ -15,6 +15,7 @@ import io.umbp.api.KVPageShape;
 import io.umbp.api.KVPageShape.Axis;
 import io.umbp.api.KVRegion;
 import io.umbp.api.KVRegion.PageSegment;
+import io.umbp.api.LoadResult;
 import io.umbp.api.LoadSpec;
 import io.umbp.api.RankTopology;
 import io.umbp.api.StoreEventResult;
@@ -31,7 +32,6 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 import java.util.Map;
-import java.util.OptionalInt;
 import java.util.Set;
 import java.util.function.UnaryOperator;
 import java.util.stream.IntStream;
@@ -45,7 +45,7 @@ import org.junit.jupiter.params.provider.MethodSource;
 /** How the scheduler takes over what the workers report. */
 class HandshakeTest {
   private static final UMBPConnectorMetadata EMPTY_STEP =
-      new UMBPConnectorMetadata(Map.of(), Map.of(), UMBPConnectorMetadata.NO_EVENT);
+      new UMBPConnectorMetadata(Set.of(), Map.of(), Map.of(), UMBPConnectorMetadata.NO_EVENT);
 
   private final EmbeddedRuntime runtime = EmbeddedRuntime.builder().capacityBytes(1 << 20).build();
 
@@ -379,11 +379,12 @@ class HandshakeTest {
       early.updateBlocks("r", blocks(2, 1), blocks(2, 1));
       early.touch("r", 48);
       assertEquals(EMPTY_STEP, early.takeStep());
-      assertEquals(OptionalInt.empty(), early.loadFinished(new LoadResult("r", List.of())));
       assertEquals(
-          Map.of(),
+          new ConnectorUpdate(Map.of(), Map.of()),
           early.update(
-              new UMBPConnectorWorkerMetadata(Map.of(0L, new StoreEventResult(2, Set.of())))));
+              new UMBPConnectorWorkerMetadata(
+                  Map.of("r", new LoadResult(2, Set.of(), Set.of())),
+                  Map.of(0L, new StoreEventResult(2, Set.of())))));
       assertEquals(0, early.storeEventCount());
 
       early.adopt(rig.handshakes());

@@ -10,16 +10,20 @@ import io.umbp.api.BlockHashes;
 import io.umbp.api.BlockKey;
 import io.umbp.api.BlockTransferPlan;
 import io.umbp.api.DeviceFence;
+import io.umbp.api.GroupBlock;
+import io.umbp.api.LoadResult;
 import io.umbp.api.LoadSpec;
 import io.umbp.api.RankTopology;
 import io.umbp.api.StoreEventResult;
 import io.umbp.api.StoreEventResult.StoredObject;
 import io.umbp.api.UMBPConnectorMetadata;
+import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPRuntime;
 import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.api.UMBPWorkerHandle;
 import io.umbp.core.connector.ConnectorRig.Shape;
 import io.umbp.core.connector.ConnectorRig.Step;
+import io.umbp.core.connector.ConnectorUpdate.LoadedPrefix;
 import io.umbp.core.runtime.EmbeddedRuntime;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Proxy;
@@ -167,7 +171,7 @@ class ReplicatedGroupsTest {
       UMBPConnectorMetadata step = rig.scheduler.takeStep();
       rig.workers.get(0).startStores(step, DeviceFence.hostComplete());
       rig.gpu.runAll();
-      rig.scheduler.update(rig.workers.get(0).poll().metadata());
+      rig.scheduler.update(rig.workers.get(0).poll());
       assertArrayEquals(
           new boolean[] {true, true, false, false, false}, lookup(rig.runtimes.get(0), hash));
       assertArrayEquals(new boolean[5], lookup(rig.runtimes.get(3), hash));
@@ -302,12 +306,15 @@ class ReplicatedGroupsTest {
       rig.copies.failNext((row, key) -> key == 2);
       rig.workers.get(1).startLoads(step, DeviceFence.hostComplete());
       rig.gpu.runAll();
-      LoadResult whole = rig.workers.get(0).poll().loads().get(0);
-      LoadResult partial = rig.workers.get(1).poll().loads().get(0);
-      assertEquals(new LoadResult("r", List.of()), whole);
-      assertEquals(new LoadResult("r", List.of(new GroupBlock(0, 11))), partial);
-      rig.scheduler.loadFinished(whole);
-      assertEquals(16, rig.scheduler.loadFinished(partial).getAsInt());
+      UMBPConnectorWorkerMetadata whole = rig.workers.get(0).poll();
+      UMBPConnectorWorkerMetadata partial = rig.workers.get(1).poll();
+      GroupBlock lost = new GroupBlock(0, 11);
+      assertEquals(Map.of("r", new LoadResult(1, Set.of(), Set.of())), whole.loads());
+      assertEquals(Map.of("r", new LoadResult(1, Set.of(), Set.of(lost))), partial.loads());
+      assertEquals(Map.of(), rig.scheduler.update(whole).loads());
+      assertEquals(
+          Map.of("r", new LoadedPrefix(16, Set.of(lost, new GroupBlock(1, 21)))),
+          rig.scheduler.update(partial).loads());
     }
   }
 

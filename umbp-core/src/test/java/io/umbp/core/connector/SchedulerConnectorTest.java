@@ -13,6 +13,8 @@ import io.umbp.api.BlockHash;
 import io.umbp.api.BlockHashes;
 import io.umbp.api.BlockLoadBatch;
 import io.umbp.api.BlockStoreBatch;
+import io.umbp.api.GroupBlock;
+import io.umbp.api.LoadResult;
 import io.umbp.api.LoadSpec;
 import io.umbp.api.StoreEventResult;
 import io.umbp.api.StoreEventResult.StoredObject;
@@ -26,7 +28,6 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
-import java.util.OptionalInt;
 import java.util.Set;
 import java.util.stream.IntStream;
 import org.junit.jupiter.api.DisplayName;
@@ -188,13 +189,14 @@ class SchedulerConnectorTest {
       scheduler.planStores("r", 16);
       long event = rig.start().storeEvent();
       rig.gpu.runAll();
-      UMBPConnectorWorkerMetadata first = rig.workers.get(0).poll().metadata();
-      assertEquals(Map.of(), scheduler.update(first));
+      UMBPConnectorWorkerMetadata first = rig.workers.get(0).poll();
+      assertEquals(Map.of(), scheduler.update(first).storeEvents());
       assertEquals(0, rig.hit(17, hashes(1, 1)), "only one rank has published");
-      UMBPConnectorWorkerMetadata second = rig.workers.get(1).poll().metadata();
-      assertEquals(Map.of(event, new StoreEventResult(2, Set.of())), scheduler.update(second));
+      UMBPConnectorWorkerMetadata second = rig.workers.get(1).poll();
+      assertEquals(
+          Map.of(event, new StoreEventResult(2, Set.of())), scheduler.update(second).storeEvents());
       assertEquals(16, rig.hit(17, hashes(1, 1)));
-      assertEquals(Map.of(), scheduler.update(second), "an event ends once");
+      assertEquals(Map.of(), scheduler.update(second).storeEvents(), "an event ends once");
     }
   }
 
@@ -560,7 +562,7 @@ class SchedulerConnectorTest {
       assertRefused("3 blocks", () -> scheduler.planStores("r", 64));
       assertRefused("-5", () -> scheduler.planStores("r", -5));
       assertRefused("unknown", () -> scheduler.touch("other", 16));
-      assertEquals(OptionalInt.empty(), scheduler.loadFinished(new LoadResult("r", List.of())));
+      assertEquals(Map.of(), scheduler.update(loaded("r")).loads());
     }
   }
 
@@ -571,8 +573,8 @@ class SchedulerConnectorTest {
       rig.store("first", 32, prompt, 0, 1);
       rig.scheduler.lookup("r", 33, prompt, 0);
       rig.scheduler.admit("r", 32, blocks(10, 2));
-      LoadResult wrong = new LoadResult("r", List.of(new GroupBlock(0, 99)));
-      assertRefused("99", () -> rig.scheduler.loadFinished(wrong));
+      UMBPConnectorWorkerMetadata wrong = loaded("r", new GroupBlock(0, 99));
+      assertRefused("99", () -> rig.scheduler.update(wrong));
       assertRefused("still loads", () -> rig.scheduler.lookup("r", 33, prompt, 0));
     }
   }
@@ -581,6 +583,11 @@ class SchedulerConnectorTest {
   void aHashUnitThatDividesNoBlockIsRefused() {
     assertRefused("24", () -> new ConnectorRig(1, 8, 16, 24));
     assertRefused("0", () -> new ConnectorRig(1, 8, 0, 16));
+  }
+
+  private static UMBPConnectorWorkerMetadata loaded(String request, GroupBlock... missing) {
+    return new UMBPConnectorWorkerMetadata(
+        Map.of(request, new LoadResult(1, Set.of(missing), Set.of())), Map.of());
   }
 
   private static void assertRefused(String part, Runnable call) {

@@ -12,6 +12,8 @@ import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockLoadBatch;
 import io.umbp.api.BlockStoreBatch;
 import io.umbp.api.DeviceFence;
+import io.umbp.api.GroupBlock;
+import io.umbp.api.LoadResult;
 import io.umbp.api.RankTopology;
 import io.umbp.api.StoreEventResult;
 import io.umbp.api.StoreEventResult.StoredObject;
@@ -33,8 +35,8 @@ import org.junit.jupiter.api.DisplayName;
 import org.junit.jupiter.api.Test;
 
 class WorkerConnectorTest {
-  private static final WorkerConnector.Report NOTHING =
-      new WorkerConnector.Report(List.of(), new UMBPConnectorWorkerMetadata(Map.of()));
+  private static final UMBPConnectorWorkerMetadata NOTHING = UMBPConnectorWorkerMetadata.NOTHING;
+  private static final LoadResult WHOLE = new LoadResult(1, Set.of(), Set.of());
   private static final DeviceFence DONE = DeviceFence.hostComplete();
 
   private static BlockKeys keys(BlockHashes hashes) {
@@ -44,17 +46,22 @@ class WorkerConnectorTest {
   private static UMBPConnectorMetadata load(String request, BlockHashes hashes, int... blockIds) {
     BlockLoadBatch batch = BlockLoadBatch.of(request, keys(hashes), blockIds);
     return new UMBPConnectorMetadata(
-        Map.of(request, batch), Map.of(), UMBPConnectorMetadata.NO_EVENT);
+        Set.of(), Map.of(request, batch), Map.of(), UMBPConnectorMetadata.NO_EVENT);
   }
 
   private static UMBPConnectorMetadata store(
       long event, String request, BlockHashes hashes, int... blockIds) {
     BlockStoreBatch batch = BlockStoreBatch.of(request, keys(hashes), blockIds);
-    return new UMBPConnectorMetadata(Map.of(), Map.of(request, batch), event);
+    return new UMBPConnectorMetadata(Set.of(), Map.of(), Map.of(request, batch), event);
   }
 
   private static UMBPConnectorWorkerMetadata event(long event, Set<StoredObject> failed) {
-    return new UMBPConnectorWorkerMetadata(Map.of(event, new StoreEventResult(1, failed)));
+    return new UMBPConnectorWorkerMetadata(
+        Map.of(), Map.of(event, new StoreEventResult(1, failed)));
+  }
+
+  private static LoadResult missing(GroupBlock... blocks) {
+    return new LoadResult(1, Set.of(blocks), Set.of());
   }
 
   @Test
@@ -77,10 +84,10 @@ class WorkerConnectorTest {
       assertEquals(inUse, worker.blocksInUse(List.of("a", "b")));
       rig.gpu.runAll();
       assertEquals(List.of(), worker.blocksInUse(List.of("a", "b")), "right after the copy");
-      assertEquals("a", worker.poll().loads().get(0).requestId());
+      assertEquals(Set.of("a"), worker.poll().loads().keySet());
       worker.startLoads(load("b", second, blocks(1, 32)), DONE);
       rig.gpu.runAll();
-      assertEquals(List.of(new LoadResult("b", List.of())), worker.poll().loads());
+      assertEquals(Map.of("b", WHOLE), worker.poll().loads());
       for (int block = 1; block < 33; block++) {
         assertTrue(rig.holds(0, 0, block, 7), "block " + block);
       }
@@ -98,6 +105,7 @@ class WorkerConnectorTest {
       BlockHashes others = hashes(2, 1);
       UMBPConnectorMetadata step =
           new UMBPConnectorMetadata(
+              Set.of(),
               Map.of(),
               Map.of(
                   "r1", BlockStoreBatch.of("r1", keys(mine), new int[] {5}),
@@ -110,7 +118,7 @@ class WorkerConnectorTest {
       assertEquals(List.of(), worker.blocksInUse(List.of("r1")));
       rig.fill(0, 0, 5, 9);
       Set<StoredObject> failed = Set.of(new StoredObject(0, mine.get(0)));
-      assertEquals(event(3, failed), worker.poll().metadata());
+      assertEquals(event(3, failed), worker.poll());
       assertEquals(0, rig.hit(17, mine));
       assertEquals(16, rig.hit(17, others), "the store of the other request");
     }
@@ -154,7 +162,8 @@ class WorkerConnectorTest {
       assertEquals(1, worker.runningCount());
       rig.gpu.runAll();
       assertEquals(
-          List.of(new LoadResult("r", List.of(new GroupBlock(0, 12)))), worker.poll().loads());
+          Map.of("r", new LoadResult(1, Set.of(), Set.of(new GroupBlock(0, 12)))),
+          worker.poll().loads());
       assertEquals(NOTHING, worker.poll());
       assertEquals(0, worker.runningCount());
       assertTrue(rig.holds(0, 0, 10, 1));
@@ -163,12 +172,11 @@ class WorkerConnectorTest {
   }
 
   @Test
-  void aMissIsAFailedBlock() {
+  void aMissIsAMissingBlock() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       WorkerConnector worker = rig.workers.get(0);
       worker.startLoads(load("r", hashes(1, 1), 10), DONE);
-      assertEquals(
-          List.of(new LoadResult("r", List.of(new GroupBlock(0, 10)))), worker.poll().loads());
+      assertEquals(Map.of("r", missing(new GroupBlock(0, 10))), worker.poll().loads());
     }
   }
 
@@ -182,7 +190,7 @@ class WorkerConnectorTest {
       worker.startStores(store(7, "r", hashes, 0, 1, 2, 3), DONE);
       assertEquals(NOTHING, worker.poll(), "the copy has not run");
       rig.gpu.runAll();
-      assertEquals(event(7, Set.of(new StoredObject(0, hashes.get(2)))), worker.poll().metadata());
+      assertEquals(event(7, Set.of(new StoredObject(0, hashes.get(2)))), worker.poll());
       assertEquals(NOTHING, worker.poll());
       boolean[] present = rig.store.lookup(keys(hashes));
       assertEquals(
@@ -208,7 +216,7 @@ class WorkerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       WorkerConnector worker = rig.workers.get(0);
       worker.startStores(store(3, "r", hashes(1, 0)), DONE);
-      assertEquals(event(3, Set.of()), worker.poll().metadata());
+      assertEquals(event(3, Set.of()), worker.poll());
       assertEquals(NOTHING, worker.poll());
     }
   }
@@ -220,6 +228,7 @@ class WorkerConnectorTest {
       rig.copies.holdNext(1);
       worker.startStores(
           new UMBPConnectorMetadata(
+              Set.of(),
               Map.of(),
               Map.of(
                   "a", BlockStoreBatch.of("a", keys(hashes(1, 1)), 0),
@@ -231,7 +240,7 @@ class WorkerConnectorTest {
       assertEquals(1, rig.runtime.stats().publishedObjects());
       rig.copies.releaseCopies();
       rig.gpu.runAll();
-      assertEquals(event(5, Set.of()), worker.poll().metadata());
+      assertEquals(event(5, Set.of()), worker.poll());
       assertEquals(2, rig.runtime.stats().publishedObjects());
     }
   }
@@ -257,6 +266,7 @@ class WorkerConnectorTest {
       WorkerConnector worker = rig.workers.get(0);
       UMBPConnectorMetadata step =
           new UMBPConnectorMetadata(
+              Set.of(),
               Map.of(
                   "good", BlockLoadBatch.of("good", keys(hashes), 10, 11),
                   "bad", BlockLoadBatch.of("bad", keys(hashes), 12, ConnectorRig.BLOCKS)),
@@ -267,11 +277,12 @@ class WorkerConnectorTest {
       assertTrue(refusal.getMessage().contains("256"), refusal.getMessage());
       rig.gpu.runAll();
       assertEquals(
-          Set.of(
-              new LoadResult("good", List.of()),
-              new LoadResult(
-                  "bad", List.of(new GroupBlock(0, 12), new GroupBlock(0, ConnectorRig.BLOCKS)))),
-          Set.copyOf(worker.poll().loads()));
+          Map.of(
+              "good",
+              WHOLE,
+              "bad",
+              missing(new GroupBlock(0, 12), new GroupBlock(0, ConnectorRig.BLOCKS))),
+          worker.poll().loads());
     }
   }
 
@@ -285,7 +296,7 @@ class WorkerConnectorTest {
           assertThrows(
               UMBPException.class, () -> worker.startStores(store(2, "r", hashes, 0), DONE));
       assertEquals(UMBPException.Reason.NOT_REGISTERED, refusal.reason());
-      assertEquals(event(2, Set.of(new StoredObject(0, hashes.get(0)))), worker.poll().metadata());
+      assertEquals(event(2, Set.of(new StoredObject(0, hashes.get(0)))), worker.poll());
     }
   }
 
@@ -296,7 +307,7 @@ class WorkerConnectorTest {
       WorkerConnector worker = rig.workers.get(0);
       worker.startStores(store(0, "r", hashes, blocks(0, 3)), DONE);
       rig.gpu.runAll();
-      assertEquals(event(0, Set.of(new StoredObject(0, hashes.get(2)))), worker.poll().metadata());
+      assertEquals(event(0, Set.of(new StoredObject(0, hashes.get(2)))), worker.poll());
     }
   }
 
@@ -335,7 +346,7 @@ class WorkerConnectorTest {
       worker.startStores(store(1, "b", hashes(2, 1), 1), DONE);
       rig.gpu.runAll();
       assertThrows(UMBPException.class, worker::poll);
-      assertEquals(Set.of(0L, 1L), worker.poll().metadata().storeEvents().keySet());
+      assertEquals(Set.of(0L, 1L), worker.poll().storeEvents().keySet());
       assertEquals(NOTHING, worker.poll());
       assertEquals(0, worker.runningCount());
     }
@@ -354,6 +365,7 @@ class WorkerConnectorTest {
               rig.handshakes().get(0));
       UMBPConnectorMetadata step =
           new UMBPConnectorMetadata(
+              Set.of(),
               Map.of(
                   "a", BlockLoadBatch.of("a", keys(hashes), 10),
                   "b", BlockLoadBatch.of("b", keys(hashes), 11)),
@@ -364,9 +376,9 @@ class WorkerConnectorTest {
       assertThrows(LinkageError.class, () -> worker.startLoads(step, DONE));
       assertThrows(LinkageError.class, () -> worker.startStores(step, DONE));
       rig.gpu.runAll();
-      WorkerConnector.Report report = worker.poll();
+      UMBPConnectorWorkerMetadata report = worker.poll();
       assertEquals(2, report.loads().size());
-      assertEquals(1, report.metadata().storeEvents().get(0L).failedObjects().size());
+      assertEquals(1, report.storeEvents().get(0L).failedObjects().size());
       assertEquals(1, rig.runtime.stats().publishedObjects());
     }
   }

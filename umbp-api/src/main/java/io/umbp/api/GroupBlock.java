@@ -1,6 +1,4 @@
-package io.umbp.core.connector;
-
-import io.umbp.api.UMBPException;
+package io.umbp.api;
 
 /**
  * A block of the engine in one KV cache group: the same number names another block in another
