@@ -9,6 +9,9 @@ package io.umbp.api;
  * @param storing objects that running stores still write; freed when those end, never published
  */
 public record ClearResult(long removed, long loading, long storing) {
+  /** The clear of a namespace in which there was nothing. */
+  public static final ClearResult NOTHING = new ClearResult(0, 0, 0);
+
   /**
    * Tells whether no object of the namespace holds memory any more.
    *

@@ -11,8 +11,10 @@ import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.bench.EngineCache.TensorSketch;
+import io.umbp.core.connector.ConnectorSettings;
 import io.umbp.core.connector.ConnectorUpdate;
 import io.umbp.core.connector.ConnectorUpdate.LoadedPrefix;
+import io.umbp.core.connector.RequestView;
 import io.umbp.core.connector.SchedulerConnector;
 import io.umbp.core.pool.PoolStats;
 import io.umbp.core.runtime.EmbeddedRuntime;
@@ -115,7 +117,8 @@ final class ReplayEngine implements AutoCloseable {
     }
     gpus.startFailing();
     RankTopology own = RankTopology.tensorParallel(0, settings.ranks());
-    scheduler = new SchedulerConnector(runtime, own, cache.blockSize());
+    scheduler =
+        new SchedulerConnector(runtime, own, cache.blockSize(), ConnectorSettings.defaults());
     scheduler.adopt(ranks.stream().map(rank -> rank.connector().handshake()).toList());
   }
 
@@ -185,7 +188,10 @@ final class ReplayEngine implements AutoCloseable {
     report.inputTokens += request.inputTokens();
     report.lookupBlocks += request.usableBlocks();
     long before = System.nanoTime();
-    LoadSpec spec = scheduler.lookup(id, request.tokens(cache.blockSize()), hashes, 0);
+    LoadSpec spec =
+        scheduler
+            .lookup(RequestView.of(id, request.tokens(cache.blockSize()), hashes), 0)
+            .orElseThrow();
     report.lookupNanos.recordValue(System.nanoTime() - before);
     Session session =
         new Session(id, request, takeBlocks(request.fullBlocks()), trace.shortHashes(request));

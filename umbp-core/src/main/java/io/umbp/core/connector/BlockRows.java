@@ -1,189 +1,103 @@
 package io.umbp.core.connector;
 
+import io.umbp.api.BlockHash;
 import io.umbp.api.BlockHashes;
 import io.umbp.api.BlockKeys;
-import io.umbp.api.KVLayoutDescriptor;
-import io.umbp.api.KVRegion;
-import io.umbp.api.UMBPException;
-import io.umbp.api.UMBPNamespace;
-import io.umbp.core.identity.BlockIdentityCodec;
+import io.umbp.api.GroupBlock;
+import io.umbp.api.StoreEventResult.StoredObject;
 import io.umbp.core.request.RequestTracker;
-import java.util.function.IntUnaryOperator;
+import java.util.Arrays;
+import java.util.function.IntPredicate;
 
 /**
- * The full blocks of all KV cache groups that end in a range of tokens, in prefix order: what a
- * lookup, a load, a store or a touch of a request is about. Immutable.
+ * Blocks of a request's prefix in any KV cache groups, in the order of their ends: what a lookup, a
+ * load, a store or a touch is about. Immutable.
  */
 final class BlockRows {
-  private final Groups groups;
+  private final CacheGroups groups;
   private final int[] group;
-  private final int[] block;
+  private final int[] end;
 
-  /** Which groups there are and how their block sizes fit together. Immutable. */
-  static final class Groups {
-    private final int[] ids;
-    private final int[] blockSizes;
-    private final int hashUnit;
-    private final int step;
-    private final int alignment;
-    private final int keysPerAlignment;
-    private final BlockIdentityCodec codec;
+  /** Collects rows; filled once. */
+  static final class Builder {
+    private final CacheGroups groups;
+    private final int[] group;
+    private final int[] end;
+    private int count;
 
-    /**
-     * Reads the groups of a layout.
-     *
-     * @param namespace the namespace of their keys
-     * @param layout one block size a group
-     * @param hashUnit tokens of one block hash, above 0; divides every block size
-     */
-    Groups(UMBPNamespace namespace, KVLayoutDescriptor layout, int hashUnit) {
-      this.hashUnit = hashUnit;
-      codec = new BlockIdentityCodec(namespace, layout);
-      ids = layout.groupIds();
-      blockSizes = new int[ids.length];
-      int gcd = 0;
-      int lcm = 1;
-      for (int i = 0; i < ids.length; i++) {
-        blockSizes[i] = blockSize(layout, ids[i]);
-        if (blockSizes[i] % hashUnit != 0) {
-          throw UMBPException.invalid(
-              "the block size %d of group %d is no multiple of the hash unit %d",
-              blockSizes[i], ids[i], hashUnit);
-        }
-        gcd = gcd(blockSizes[i], gcd);
-        lcm = Math.multiplyExact(lcm / gcd(lcm, blockSizes[i]), blockSizes[i]);
-      }
-      step = gcd;
-      alignment = lcm;
-      int keys = 0;
-      for (int i = 0; i < ids.length; i++) {
-        int blocks = alignment / blockSizes[i];
-        keys = Math.addExact(keys, Math.multiplyExact(blocks, codec.keysPerObject(ids[i])));
-      }
-      keysPerAlignment = keys;
+    Builder(CacheGroups groups, int mostRows) {
+      this.groups = groups;
+      group = new int[mostRows];
+      end = new int[mostRows];
     }
 
-    /** The block size of a group, in tokens, which must be the same in all its layers. */
-    static int blockSize(KVLayoutDescriptor layout, int groupId) {
-      int size = 0;
-      for (KVRegion region : layout.regions()) {
-        if (region.groupId() == groupId) {
-          if (size != 0 && size != region.blockSize()) {
-            throw UMBPException.invalid(
-                "layer '%s' has blocks of %d tokens, others of group %d have %d",
-                region.layerName(), region.blockSize(), groupId, size);
-          }
-          size = region.blockSize();
-        }
-      }
-      return size;
+    void add(int groupIndex, int endTokens) {
+      group[count] = groupIndex;
+      end[count++] = endTokens;
     }
 
-    private static int gcd(int a, int b) {
-      return b == 0 ? a : gcd(b, a % b);
-    }
-
-    /** Tokens after which blocks of all groups end. */
-    int alignment() {
-      return alignment;
-    }
-
-    /** Tokens whose keys on all ranks are among the leading ones of a lookup. */
-    int tokensOf(int leadingKeys) {
-      return leadingKeys / keysPerAlignment * alignment;
-    }
-
-    /** Keys on all ranks of aligned tokens: the inverse of {@link #tokensOf}. */
-    int keysOf(int tokens) {
-      return tokens / alignment * keysPerAlignment;
-    }
-
-    /** The largest count of tokens that divides all block sizes. */
-    int step() {
-      return step;
-    }
-
-    /** Refuses a request with block tables for more or fewer groups than there are. */
-    void checkCount(String requestId, int tables) {
-      if (tables != ids.length) {
-        throw UMBPException.invalid(
-            "request '%s' has blocks of %d KV cache groups, the layout has %d",
-            requestId, tables, ids.length);
-      }
-    }
-
-    /** Refuses a request whose block tables are shorter than its tokens. */
-    void checkTables(String requestId, int tokens, IntUnaryOperator blocksOfGroup) {
-      for (int i = 0; i < ids.length; i++) {
-        int needed = tokens / blockSizes[i];
-        int given = blocksOfGroup.applyAsInt(i);
-        if (needed > given) {
-          throw UMBPException.invalid(
-              "request '%s' has %d blocks in group %d, %d tokens need %d",
-              requestId, given, ids[i], tokens, needed);
-        }
-      }
-    }
-
-    private int rowsBetween(int fromTokens, int toTokens) {
-      int rows = 0;
-      for (int size : blockSizes) {
-        rows += toTokens / size - fromTokens / size;
-      }
-      return rows;
-    }
-
-    /** The blocks that end in (fromTokens, toTokens]. */
-    BlockRows between(int fromTokens, int toTokens) {
-      return without(fromTokens, toTokens, 0, 0);
-    }
-
-    /** The blocks that end in (fromTokens, toTokens] but not in (skipFrom, skipTo]. */
-    BlockRows without(int fromTokens, int toTokens, int skipFrom, int skipTo) {
-      int rows = rowsBetween(fromTokens, toTokens);
-      int skippedFrom = Math.max(fromTokens, skipFrom);
-      int skippedTo = Math.min(toTokens, skipTo);
-      if (skippedFrom < skippedTo) {
-        rows -= rowsBetween(skippedFrom, skippedTo);
-      }
-      int[] group = new int[rows];
-      int[] block = new int[rows];
-      int at = 0;
-      for (long end = (long) fromTokens / step * step + step; end <= toTokens; end += step) {
-        if (end > skipFrom && end <= skipTo) {
-          continue;
-        }
-        for (int i = 0; i < blockSizes.length; i++) {
-          if (end % blockSizes[i] == 0) {
-            group[at] = i;
-            block[at++] = (int) (end / blockSizes[i]) - 1;
-          }
-        }
-      }
-      return new BlockRows(this, group, block);
+    BlockRows build() {
+      boolean isFull = count == group.length;
+      return new BlockRows(
+          groups,
+          isFull ? group : Arrays.copyOf(group, count),
+          isFull ? end : Arrays.copyOf(end, count));
     }
   }
 
-  private BlockRows(Groups groups, int[] group, int[] block) {
+  private BlockRows(CacheGroups groups, int[] group, int[] end) {
     this.groups = groups;
     this.group = group;
-    this.block = block;
+    this.end = end;
   }
 
   int count() {
     return group.length;
   }
 
+  /** The index of a row's group in the layout. */
+  int group(int row) {
+    return group[row];
+  }
+
+  /** The place of a row's block in its group's table. */
+  int block(int row) {
+    return (end[row] - 1) / groups.blockSize(group[row]);
+  }
+
   /** The token at which a row's block starts. */
   int startTokens(int row) {
-    return block[row] * groups.blockSizes[group[row]];
+    return block(row) * groups.blockSize(group[row]);
+  }
+
+  /** The token before which a row's content ends: less than a block when it is a tail. */
+  int endTokens(int row) {
+    return end[row];
+  }
+
+  BlockHash hash(BlockHashes all, int row) {
+    return all.get(end[row] / groups.hashUnit() - 1);
+  }
+
+  StoredObject object(BlockHashes all, int row) {
+    return new StoredObject(groups.id(group[row]), hash(all, row));
+  }
+
+  /** The rows for which a test of their number holds. */
+  BlockRows where(IntPredicate test) {
+    Builder kept = new Builder(groups, group.length);
+    for (int row = 0; row < group.length; row++) {
+      if (test.test(row)) {
+        kept.add(group[row], end[row]);
+      }
+    }
+    return kept.build();
   }
 
   private BlockHashes hashes(BlockHashes all) {
-    int[] indexes = new int[group.length];
+    int[] indexes = new int[end.length];
     for (int i = 0; i < indexes.length; i++) {
-      int size = groups.blockSizes[group[i]];
-      indexes[i] = (block[i] + 1) * (size / groups.hashUnit) - 1;
+      indexes[i] = end[i] / groups.hashUnit() - 1;
     }
     return all.select(indexes);
   }
@@ -191,25 +105,59 @@ final class BlockRows {
   private int[] groupIds() {
     int[] groupIds = new int[group.length];
     for (int i = 0; i < groupIds.length; i++) {
-      groupIds[i] = groups.ids[group[i]];
+      groupIds[i] = groups.id(group[i]);
     }
     return groupIds;
   }
 
   BlockKeys localKeys(BlockHashes all) {
-    return groups.codec.localKeys(groupIds(), hashes(all));
+    return groups.codec().localKeys(groupIds(), hashes(all));
   }
 
   BlockKeys allRankKeys(BlockHashes all) {
-    return groups.codec.allRankKeys(groupIds(), hashes(all));
+    return groups.codec().allRankKeys(groupIds(), hashes(all));
+  }
+
+  /** Keys on all ranks of the rows that end within so many tokens. */
+  int keysWithin(int tokens) {
+    int keys = 0;
+    for (int row = 0; row < group.length && end[row] <= tokens; row++) {
+      keys += keysOf(row);
+    }
+    return keys;
+  }
+
+  private int keysOf(int row) {
+    return groups.codec().keysPerObject(groups.id(group[row]));
+  }
+
+  /** Of answers for all keys on all ranks: for each row the first that is false, -1 if none is. */
+  int[] firstAbsent(boolean[] present) {
+    int[] absent = new int[group.length];
+    int at = 0;
+    for (int row = 0; row < absent.length; row++) {
+      absent[row] = -1;
+      int next = at + keysOf(row);
+      for (; at < next; at++) {
+        if (!present[at] && absent[row] < 0) {
+          absent[row] = at;
+        }
+      }
+    }
+    return absent;
   }
 
   /** The engine's block of each row. */
-  int[] blockIds(RequestTracker tracker) {
+  int[] blockIds(RequestTracker tables) {
     int[] blockIds = new int[group.length];
     for (int i = 0; i < blockIds.length; i++) {
-      blockIds[i] = tracker.blockId(group[i], block[i]);
+      blockIds[i] = tables.blockId(group[i], block(i));
     }
     return blockIds;
+  }
+
+  /** A row's place in the engine, by the blocks of all rows. */
+  GroupBlock place(int[] blockIds, int row) {
+    return new GroupBlock(groups.id(group[row]), blockIds[row]);
   }
 }

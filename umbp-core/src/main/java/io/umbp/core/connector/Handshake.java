@@ -7,7 +7,6 @@ import io.umbp.api.RankTopology;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPHandshakeMetadata;
 import io.umbp.api.UMBPNamespace;
-import io.umbp.core.connector.BlockRows.Groups;
 import io.umbp.core.identity.NamespaceManifest;
 import java.util.ArrayList;
 import java.util.Arrays;
@@ -176,8 +175,8 @@ final class Handshake {
       for (int groupId : groupIds) {
         check(
             "block size of group " + groupId,
-            Groups.blockSize(layout, groupId),
-            Groups.blockSize(other, groupId));
+            CacheGroups.blockSize(layout, groupId),
+            CacheGroups.blockSize(other, groupId));
       }
       check(
           "replicated groups",

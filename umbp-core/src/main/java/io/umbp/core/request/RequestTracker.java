@@ -86,6 +86,31 @@ public final class RequestTracker {
     savedTokens = 0;
   }
 
+  /**
+   * Replaces the tables of a request that keeps what it has saved: some blocks were freed, and have
+   * other ids in their places now.
+   *
+   * @param blockIdsByGroup block ids for each group, as many groups as before and none shorter;
+   *     copied
+   * @throws UMBPException INVALID_ARGUMENT; nothing was changed
+   */
+  public void setBlocks(int[]... blockIdsByGroup) {
+    for (int group = 0; group < tables.length; group++) {
+      if (blockIdsByGroup.length != tables.length
+          || blockIdsByGroup[group].length < tables[group].size) {
+        throw UMBPException.invalid(
+            "the tables of %d groups were given, group %d with %d blocks; the request has %d groups,"
+                + " that one with %d blocks",
+            blockIdsByGroup.length,
+            group,
+            group < blockIdsByGroup.length ? blockIdsByGroup[group].length : 0,
+            tables.length,
+            tables[group].size);
+      }
+    }
+    tables = tablesOf(blockIdsByGroup);
+  }
+
   private static BlockTable[] tablesOf(int[][] blockIdsByGroup) {
     checkBlockIds(blockIdsByGroup);
     BlockTable[] tables = new BlockTable[blockIdsByGroup.length];

@@ -30,7 +30,7 @@ class ConnectorProperties {
     BlockHashes prompt = hashes(1, tokens / 4);
     try (ConnectorRig rig = new ConnectorRig(ranks, 400, 4, 8, 12)) {
       SchedulerConnector scheduler = rig.scheduler;
-      scheduler.lookup("r", tokens, prompt, 0);
+      scheduler.lookup(RequestView.of("r", tokens, prompt), 0);
       scheduler.admit("r", 0, blocks(0, 70), blocks(0, 70));
       rig.copies.failRows(0.2, seed);
       int computed = 0;
@@ -62,7 +62,7 @@ class ConnectorProperties {
     BlockHashes prompt = hashes(1, tokens / 4);
     Shape shape = new Shape(tp, pp, replicated, ObjectReach.EVERY_RANK);
     try (ConnectorRig rig = new ConnectorRig(shape, 400, 4, 8, 12)) {
-      rig.scheduler.lookup("r", tokens, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", tokens, prompt), 0);
       rig.scheduler.admit("r", 0, blocks(0, 20), blocks(0, 20));
       rig.copies.failRows(0.03, seed);
       rig.scheduler.planStores("r", tokens);
@@ -131,7 +131,11 @@ class ConnectorProperties {
       }
       rig.store("first", count * 4, prompt, blocks(0, count));
       int localTokens = Math.min(local, count) * 4;
-      int load = rig.scheduler.lookup("r", count * 4 + 1, prompt, localTokens).tokensToLoad();
+      int load =
+          rig.scheduler
+              .lookup(RequestView.of("r", count * 4 + 1, prompt), localTokens)
+              .orElseThrow()
+              .tokensToLoad();
       assertEquals(count * 4 - localTokens, load);
       if (load == 0) {
         return;

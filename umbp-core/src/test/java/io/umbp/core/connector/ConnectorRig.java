@@ -76,6 +76,12 @@ final class ConnectorRig implements AutoCloseable {
 
   /** A rig whose pools have room for so many objects each. */
   ConnectorRig(Shape shape, int poolObjects, int hashUnit, int... blockSizes) {
+    this(ConnectorSettings.defaults(), shape, poolObjects, hashUnit, blockSizes);
+  }
+
+  /** A rig whose scheduler has these settings. */
+  ConnectorRig(
+      ConnectorSettings settings, Shape shape, int poolObjects, int hashUnit, int... blockSizes) {
     int ranks = shape.tp * shape.pp;
     gpu = FakeGpu.stepped(ranks);
     copies = gpu.copyEngine();
@@ -96,9 +102,9 @@ final class ConnectorRig implements AutoCloseable {
       handles.add(handle);
       workers.add(new WorkerConnector(handle, new UMBPHandshakeMetadata(NAMESPACE, "", layout)));
     }
-    scheduler = new SchedulerConnector(runtime, layouts.get(0).topology(), hashUnit);
+    scheduler = new SchedulerConnector(runtime, layouts.get(0).topology(), hashUnit, settings);
     scheduler.adopt(handshakes());
-    store = scheduler.store().orElseThrow();
+    store = runtime.createSchedulerHandle(NAMESPACE, layouts.get(0).topology(), layouts.get(0));
   }
 
   private static EmbeddedRuntime runtime(
@@ -172,7 +178,7 @@ final class ConnectorRig implements AutoCloseable {
 
   /** Admits a request of one group without a load, and stores its prompt in one step. */
   Step store(String request, int tokens, BlockHashes hashes, int... blockIds) {
-    scheduler.lookup(request, tokens, hashes, 0);
+    scheduler.lookup(RequestView.of(request, tokens, hashes), 0);
     scheduler.admit(request, 0, blockIds);
     scheduler.planStores(request, tokens);
     return step();
@@ -180,7 +186,8 @@ final class ConnectorRig implements AutoCloseable {
 
   /** Tokens of a prompt that the store has, as a request of its own would see it. */
   int hit(int tokens, BlockHashes hashes) {
-    int external = scheduler.lookup("probe", tokens, hashes, 0).tokensToLoad();
+    int external =
+        scheduler.lookup(RequestView.of("probe", tokens, hashes), 0).orElseThrow().tokensToLoad();
     scheduler.finish("probe");
     return external;
   }

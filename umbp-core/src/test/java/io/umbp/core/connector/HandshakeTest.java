@@ -4,7 +4,7 @@ import static io.umbp.core.connector.ConnectorRig.blocks;
 import static io.umbp.core.connector.ConnectorRig.hashes;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertSame;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -24,7 +24,6 @@ import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPHandshakeMetadata;
 import io.umbp.api.UMBPNamespace;
-import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.core.connector.ConnectorRig.Shape;
 import io.umbp.core.runtime.EmbeddedRuntime;
 import java.time.Duration;
@@ -81,7 +80,8 @@ class HandshakeTest {
   }
 
   private SchedulerConnector scheduler() {
-    return new SchedulerConnector(runtime, RankTopology.ofGlobalRank(0, 2, 1, 1, 2), 8);
+    return new SchedulerConnector(
+        runtime, RankTopology.ofGlobalRank(0, 2, 1, 1, 2), 8, ConnectorSettings.defaults());
   }
 
   private static String refusal(Runnable call) {
@@ -210,10 +210,10 @@ class HandshakeTest {
     reports.set(rank, change.apply(reports.get(rank)));
     SchedulerConnector scheduler = scheduler();
     assertEquals(message, refusal(() -> scheduler.adopt(reports)));
-    assertTrue(scheduler.store().isEmpty());
+    assertFalse(scheduler.isAdopted());
     assertEquals(Map.of(), runtime.manifests());
     scheduler.adopt(reports());
-    assertTrue(scheduler.store().isPresent());
+    assertTrue(scheduler.isAdopted());
   }
 
   @Test
@@ -269,28 +269,31 @@ class HandshakeTest {
     Collections.reverse(reports);
     SchedulerConnector scheduler = scheduler();
     scheduler.adopt(reports);
-    assertTrue(scheduler.store().isPresent());
+    assertTrue(scheduler.isAdopted());
   }
 
   @Test
   void theHashUnitMustDivideTheBlockSizes() {
     SchedulerConnector scheduler =
-        new SchedulerConnector(runtime, report(0).layout().topology(), 12);
+        new SchedulerConnector(
+            runtime, report(0).layout().topology(), 12, ConnectorSettings.defaults());
     assertEquals(
         "the block size 16 of group 0 is no multiple of the hash unit 12",
         refusal(() -> scheduler.adopt(reports())));
     assertEquals(
         "the hash unit of -1 tokens must be > 0",
-        refusal(() -> new SchedulerConnector(runtime, RankTopology.single(), -1)));
+        refusal(
+            () ->
+                new SchedulerConnector(
+                    runtime, RankTopology.single(), -1, ConnectorSettings.defaults())));
   }
 
   @Test
   void aRestartedWorkerMaySayTheSameAgainAndNothingElse() {
     SchedulerConnector scheduler = scheduler();
     scheduler.adopt(reports());
-    UMBPSchedulerHandle handle = scheduler.store().orElseThrow();
     scheduler.adopt(reports());
-    assertSame(handle, scheduler.store().orElseThrow());
+    assertTrue(scheduler.isAdopted());
 
     List<UMBPHandshakeMetadata> renamed = new ArrayList<>();
     List<UMBPHandshakeMetadata> elsewhere = new ArrayList<>();
@@ -311,7 +314,7 @@ class HandshakeTest {
         refused);
     refused = refusal(() -> scheduler.adopt(elsewhere));
     assertTrue(refused.contains("has the namespace 'n3', the adopted rank"), refused);
-    assertSame(handle, scheduler.store().orElseThrow());
+    assertTrue(scheduler.isAdopted());
   }
 
   @Test
@@ -334,7 +337,7 @@ class HandshakeTest {
             .toList();
     SchedulerConnector scheduler = scheduler();
     assertTrue(refusal(() -> scheduler.adopt(taken)).contains("'taken'"));
-    assertTrue(scheduler.store().isEmpty());
+    assertFalse(scheduler.isAdopted());
   }
 
   @Test
@@ -367,10 +370,12 @@ class HandshakeTest {
     try (ConnectorRig rig = new ConnectorRig(Shape.of(2, 1, 0), 32, 16, 16, 16)) {
       BlockHashes prompt = hashes(1, 3);
       SchedulerConnector early =
-          new SchedulerConnector(rig.runtime, RankTopology.tensorParallel(0, 2), 16);
-      assertEquals(new LoadSpec(16, 16), early.lookup("r", 49, prompt, 16));
+          new SchedulerConnector(
+              rig.runtime, RankTopology.tensorParallel(0, 2), 16, ConnectorSettings.defaults());
       assertEquals(
-          "request 'r' loads 16 tokens; the lookup found 0 and blocks end every 16 tokens",
+          new LoadSpec(16, 16), early.lookup(RequestView.of("r", 49, prompt), 16).orElseThrow());
+      assertEquals(
+          "request 'r' loads 16 tokens; the lookup found 0",
           refusal(() -> early.admit("r", 16, blocks(0, 2), blocks(0, 2))));
       early.admit("r", 0, blocks(0, 2), blocks(0, 2));
       early.planStores("r", 32);
@@ -400,8 +405,10 @@ class HandshakeTest {
   @Test
   void tablesOfAnEarlyRequestAreCheckedOnceTheGroupsAreKnown() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
-      SchedulerConnector early = new SchedulerConnector(rig.runtime, RankTopology.single(), 16);
-      early.lookup("r", 32, hashes(1, 2), 0);
+      SchedulerConnector early =
+          new SchedulerConnector(
+              rig.runtime, RankTopology.single(), 16, ConnectorSettings.defaults());
+      early.lookup(RequestView.of("r", 32, hashes(1, 2)), 0);
       early.admit("r", 0, blocks(0, 2), blocks(0, 2));
       early.adopt(rig.handshakes());
       assertEquals(
@@ -414,16 +421,17 @@ class HandshakeTest {
   @Test
   void closeClosesTheHandleAndLetsLateReportsIn() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
-      rig.scheduler.lookup("r", 16, hashes(1, 1), 0);
+      rig.scheduler.lookup(RequestView.of("r", 16, hashes(1, 1)), 0);
       rig.scheduler.admit("r", 0, blocks(0, 1));
       rig.scheduler.planStores("r", 16);
       UMBPConnectorMetadata step = rig.start();
       rig.scheduler.close();
       rig.scheduler.close();
-      assertClosed(() -> rig.scheduler.lookup("s", 17, hashes(1, 1), 0));
+      assertClosed(() -> rig.scheduler.lookup(RequestView.of("s", 17, hashes(1, 1)), 0));
       assertClosed(() -> rig.scheduler.touch("r", 16));
       assertClosed(() -> rig.scheduler.adopt(rig.handshakes()));
-      assertClosed(() -> rig.store.lookup(List.of()));
+      assertClosed(rig.scheduler::takeEvents);
+      assertClosed(rig.scheduler::clear);
       rig.gpu.runAll();
       assertEquals(1, rig.collect(step).endedEvents().size());
     }

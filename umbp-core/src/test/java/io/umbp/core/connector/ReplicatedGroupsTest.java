@@ -49,7 +49,7 @@ class ReplicatedGroupsTest {
 
   private static Step store(ConnectorRig rig, String request, BlockHashes hashes, int first) {
     int count = hashes.size();
-    rig.scheduler.lookup(request, count * 16, hashes, 0);
+    rig.scheduler.lookup(RequestView.of(request, count * 16, hashes), 0);
     rig.scheduler.admit(request, 0, blocks(first, count), blocks(first, count));
     rig.scheduler.planStores(request, count * 16);
     return rig.step();
@@ -73,7 +73,9 @@ class ReplicatedGroupsTest {
       assertEquals(2, rig.runtime.stats().storedObjects());
       assertEquals(2, rig.runtime.stats().publishedObjects());
 
-      assertEquals(new LoadSpec(0, 16), rig.scheduler.lookup("r", 17, hash, 0));
+      assertEquals(
+          new LoadSpec(0, 16),
+          rig.scheduler.lookup(RequestView.of("r", 17, hash), 0).orElseThrow());
       rig.scheduler.admit("r", 16, new int[] {9, 10});
       assertEquals(Map.of("r", 16), rig.step().validTokens());
       for (int rank = 0; rank < 2 * tp; rank++) {
@@ -116,7 +118,8 @@ class ReplicatedGroupsTest {
       assertEquals(5, rig.runtime.stats().storedObjects());
       assertArrayEquals(new boolean[] {true, true, true, true, true}, lookup(rig.runtime, hash));
 
-      assertEquals(16, rig.scheduler.lookup("r", 17, hash, 0).tokensToLoad());
+      assertEquals(
+          16, rig.scheduler.lookup(RequestView.of("r", 17, hash), 0).orElseThrow().tokensToLoad());
       rig.scheduler.admit("r", 16, blocks(9, 2), blocks(9, 2));
       assertEquals(Map.of("r", 16), rig.step().validTokens());
       for (int rank = 0; rank < 4; rank++) {
@@ -165,7 +168,7 @@ class ReplicatedGroupsTest {
     Shape shape = Shape.of(4, 1, 0).withPrivatePools();
     try (ConnectorRig rig = new ConnectorRig(shape, 8, 16, 16, 16)) {
       BlockHashes hash = hashes(1, 1);
-      rig.scheduler.lookup("r", 16, hash, 0);
+      rig.scheduler.lookup(RequestView.of("r", 16, hash), 0);
       rig.scheduler.admit("r", 0, blocks(3, 1), blocks(3, 1));
       rig.scheduler.planStores("r", 16);
       UMBPConnectorMetadata step = rig.scheduler.takeStep();
@@ -221,7 +224,11 @@ class ReplicatedGroupsTest {
                           (present, keys) ->
                               ((List<?>) keys[0]).forEach(k -> probed.add((String) k))));
       SchedulerConnector scheduler =
-          new SchedulerConnector(runtime, rig.handshakes().get(0).layout().topology(), 16);
+          new SchedulerConnector(
+              runtime,
+              rig.handshakes().get(0).layout().topology(),
+              16,
+              ConnectorSettings.defaults());
       scheduler.adopt(rig.handshakes());
       List<String> written = new ArrayList<>();
       List<WorkerConnector> workers = new ArrayList<>();
@@ -238,7 +245,7 @@ class ReplicatedGroupsTest {
                 rig.handshakes().get(rank)));
       }
       BlockHashes prompt = hashes(1, 2);
-      scheduler.lookup("r", 33, prompt, 0);
+      scheduler.lookup(RequestView.of("r", 33, prompt), 0);
       scheduler.admit("r", 0, blocks(0, 3), blocks(0, 2));
       scheduler.planStores("r", 32);
       UMBPConnectorMetadata step = scheduler.takeStep();
@@ -250,7 +257,8 @@ class ReplicatedGroupsTest {
       assertEquals(probed.size(), written.size(), "each by one rank");
       assertEquals(2 * pp + 2 * pp, written.size(), "two blocks of group 0, one of group 1");
       assertTrue(written.contains(key("tp*:pcp0:dcp0:pp" + (pp - 1), 0, prompt, 1)));
-      assertEquals(32, scheduler.lookup("r", 33, prompt, 0).tokensToLoad());
+      assertEquals(
+          32, scheduler.lookup(RequestView.of("r", 33, prompt), 0).orElseThrow().tokensToLoad());
       boolean[] older = rig.store.lookup(List.of("umbp:vllm:v0:m:tp0:g0:" + prompt.get(0)));
       assertArrayEquals(new boolean[] {false}, older, "a key of an older format is a miss");
     }
@@ -299,7 +307,7 @@ class ReplicatedGroupsTest {
     try (ConnectorRig rig = mixed(2, 16)) {
       BlockHashes prompt = hashes(1, 2);
       store(rig, "first", prompt, 0);
-      rig.scheduler.lookup("r", 33, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", 33, prompt), 0);
       rig.scheduler.admit("r", 32, blocks(10, 2), blocks(20, 2));
       UMBPConnectorMetadata step = rig.scheduler.takeStep();
       rig.workers.get(0).startLoads(step, DeviceFence.hostComplete());

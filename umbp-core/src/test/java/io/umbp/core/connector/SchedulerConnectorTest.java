@@ -43,12 +43,20 @@ class SchedulerConnectorTest {
       BlockHashes prompt = hashes(1, 4);
       rig.store("first", 64, prompt, 0, 1, 2, 3);
       SchedulerConnector scheduler = rig.scheduler;
-      assertEquals(new LoadSpec(0, 48), scheduler.lookup("r", 64, prompt, 0));
-      assertEquals(new LoadSpec(48, 48), scheduler.lookup("r", 64, prompt, 48));
-      assertEquals(new LoadSpec(64, 64), scheduler.lookup("r", 64, prompt, 64));
-      assertEquals(0, scheduler.lookup("r", 64, prompt, 80).tokensToLoad());
-      assertEquals(64, scheduler.lookup("r", 65, prompt, 0).tokensToLoad());
-      assertEquals(32, scheduler.lookup("r", 64, prompt, 16).tokensToLoad());
+      assertEquals(
+          new LoadSpec(0, 48), scheduler.lookup(RequestView.of("r", 64, prompt), 0).orElseThrow());
+      assertEquals(
+          new LoadSpec(48, 48),
+          scheduler.lookup(RequestView.of("r", 64, prompt), 48).orElseThrow());
+      assertEquals(
+          new LoadSpec(64, 64),
+          scheduler.lookup(RequestView.of("r", 64, prompt), 64).orElseThrow());
+      assertEquals(
+          0, scheduler.lookup(RequestView.of("r", 64, prompt), 80).orElseThrow().tokensToLoad());
+      assertEquals(
+          64, scheduler.lookup(RequestView.of("r", 65, prompt), 0).orElseThrow().tokensToLoad());
+      assertEquals(
+          32, scheduler.lookup(RequestView.of("r", 64, prompt), 16).orElseThrow().tokensToLoad());
     }
   }
 
@@ -70,15 +78,27 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 4);
       rig.store("first", 64, prompt, 0, 1, 2, 3);
-      assertEquals(0, rig.scheduler.lookup("r", 64, prompt, 20).tokensToLoad());
+      assertEquals(
+          0,
+          rig.scheduler.lookup(RequestView.of("r", 64, prompt), 20).orElseThrow().tokensToLoad());
     }
   }
 
   @Test
   void aPromptShorterThanABlockLoadsNothing() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
-      assertEquals(0, rig.scheduler.lookup("r", 0, hashes(1, 0), 0).tokensToLoad());
-      assertEquals(0, rig.scheduler.lookup("r", 15, hashes(1, 0), 0).tokensToLoad());
+      assertEquals(
+          0,
+          rig.scheduler
+              .lookup(RequestView.of("r", 0, hashes(1, 0)), 0)
+              .orElseThrow()
+              .tokensToLoad());
+      assertEquals(
+          0,
+          rig.scheduler
+              .lookup(RequestView.of("r", 15, hashes(1, 0)), 0)
+              .orElseThrow()
+              .tokensToLoad());
     }
   }
 
@@ -109,7 +129,7 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 96, 256, 256)) {
       SchedulerConnector scheduler = rig.scheduler;
       BlockHashes prompt = hashes(1, 96);
-      scheduler.lookup("r", 24_576, prompt, 0);
+      scheduler.lookup(RequestView.of("r", 24_576, prompt), 0);
       scheduler.admit("r", 0, blocks(100, 32));
       List<Integer> indexes = new ArrayList<>();
       for (int chunk = 1; chunk <= 3; chunk++) {
@@ -134,7 +154,7 @@ class SchedulerConnectorTest {
   void aPartlyFilledBlockIsStoredOnceItIsFull() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 3);
-      rig.scheduler.lookup("r", 48, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", 48, prompt), 0);
       rig.scheduler.admit("r", 0, new int[] {5, 6, 7});
       rig.scheduler.planStores("r", 17);
       assertArrayEquals(new int[] {5}, storedBlocks(rig.step(), "r"));
@@ -148,7 +168,7 @@ class SchedulerConnectorTest {
   @Test
   void tokensWithoutAHashAreNotStored() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
-      rig.scheduler.lookup("r", 64, hashes(1, 2), 0);
+      rig.scheduler.lookup(RequestView.of("r", 64, hashes(1, 2)), 0);
       rig.scheduler.admit("r", 0, new int[] {0, 1, 2, 3});
       rig.scheduler.planStores("r", 64);
       assertArrayEquals(new int[] {0, 1}, storedBlocks(rig.step(), "r"));
@@ -184,7 +204,7 @@ class SchedulerConnectorTest {
   void anEventEndsOnceAllRanksHaveReported() {
     try (ConnectorRig rig = new ConnectorRig(2, 8, 16, 16)) {
       SchedulerConnector scheduler = rig.scheduler;
-      scheduler.lookup("r", 16, hashes(1, 1), 0);
+      scheduler.lookup(RequestView.of("r", 16, hashes(1, 1)), 0);
       scheduler.admit("r", 0, new int[] {0});
       scheduler.planStores("r", 16);
       long event = rig.start().storeEvent();
@@ -226,7 +246,9 @@ class SchedulerConnectorTest {
       }
       rig.store("first", 80, prompt, 0, 1, 2, 3, 4);
 
-      assertEquals(48, rig.scheduler.lookup("r", 80, prompt, 16).tokensToLoad());
+      assertEquals(
+          48,
+          rig.scheduler.lookup(RequestView.of("r", 80, prompt), 16).orElseThrow().tokensToLoad());
       rig.scheduler.admit("r", 48, new int[] {20, 21, 22, 23, 24});
       Step step = rig.step();
       BlockLoadBatch batch = step.metadata().loads().get("r");
@@ -247,7 +269,7 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 5);
       rig.store("first", 48, prompt, 0, 1, 2);
-      rig.scheduler.lookup("r", 80, prompt, 16);
+      rig.scheduler.lookup(RequestView.of("r", 80, prompt), 16);
       rig.scheduler.admit("r", 32, new int[] {20, 21, 22, 23, 24});
       rig.scheduler.planStores("r", 80);
       Step loading = rig.step();
@@ -262,12 +284,13 @@ class SchedulerConnectorTest {
       BlockHashes prompt = hashes(1, 4);
       rig.store("first", 64, prompt, 0, 1, 2, 3);
       SchedulerConnector scheduler = rig.scheduler;
-      assertEquals(48, scheduler.lookup("r", 64, prompt, 0).tokensToLoad());
+      assertEquals(
+          48, scheduler.lookup(RequestView.of("r", 64, prompt), 0).orElseThrow().tokensToLoad());
       int[] table = {20, 21, 22, 23};
       assertThrows(UMBPException.class, () -> scheduler.admit("r", 64, table));
-      assertThrows(UMBPException.class, () -> scheduler.admit("r", 24, table));
       assertThrows(UMBPException.class, () -> scheduler.admit("r", -16, table));
-      scheduler.admit("r", 32, table);
+      assertEquals(
+          new LoadSpec(0, 32), scheduler.admit("r", 40, table), "whole blocks of what was allowed");
       Step step = rig.step();
       assertArrayEquals(new int[] {20, 21}, step.metadata().loads().get("r").blockIds());
       assertEquals(Map.of("r", 32), step.validTokens());
@@ -280,7 +303,7 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(2, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 4);
       rig.store("first", 64, prompt, 0, 1, 2, 3);
-      rig.scheduler.lookup("r", 65, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", 65, prompt), 0);
       rig.scheduler.admit("r", 64, new int[] {10, 11, 12, 13});
       rig.copies.failNext((row, key) -> key == 3);
       rig.copies.failNext((row, key) -> key == 1);
@@ -296,7 +319,7 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 4);
       rig.store("first", 32, prompt, 0, 1);
-      rig.scheduler.lookup("r", 64, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", 64, prompt), 0);
       rig.scheduler.admit("r", 32, new int[] {10, 11, 12, 13});
       rig.scheduler.planStores("r", 64);
       rig.copies.failNext((row, key) -> key == 1);
@@ -312,7 +335,7 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 4);
       rig.store("first", 64, prompt, 0, 1, 2, 3);
-      rig.scheduler.lookup("r", 64, prompt, 16);
+      rig.scheduler.lookup(RequestView.of("r", 64, prompt), 16);
       assertRefused("2 blocks", () -> rig.scheduler.admit("r", 32, new int[] {10, 11}));
       rig.scheduler.admit("r", 32, new int[] {10, 11, 12});
       assertEquals(Map.of("r", 48), rig.step().validTokens());
@@ -325,7 +348,9 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 4, 16, 16)) {
       BlockHashes prompt = hashes(1, 4);
       rig.store("first", 64, prompt, 0, 1, 2, 3);
-      assertEquals(64, rig.scheduler.lookup("r", 65, prompt, 0).tokensToLoad());
+      assertEquals(
+          64,
+          rig.scheduler.lookup(RequestView.of("r", 65, prompt), 0).orElseThrow().tokensToLoad());
       rig.store("other", 32, hashes(2, 2), 4, 5);
       rig.scheduler.admit("r", 64, new int[] {10, 11, 12, 13});
       assertEquals(Map.of("r", 32), rig.step().validTokens());
@@ -336,12 +361,13 @@ class SchedulerConnectorTest {
   @DisplayName("case 28: what a lookup found stays until it is loaded, when hits are held")
   void aHeldHitIsLoadedWhole() {
     for (int ranks : new int[] {1, 2}) {
-      try (ConnectorRig rig = new ConnectorRig(ranks, 8, 16, 16)) {
-        rig.scheduler.holdHits(Duration.ofSeconds(30));
+      try (ConnectorRig rig = holding(ranks)) {
         BlockHashes prompt = hashes(1, 4);
         rig.store("r1", 64, prompt, 0, 1, 2, 3);
         rig.scheduler.finish("r1");
-        assertEquals(64, rig.scheduler.lookup("r", 65, prompt, 0).tokensToLoad());
+        assertEquals(
+            64,
+            rig.scheduler.lookup(RequestView.of("r", 65, prompt), 0).orElseThrow().tokensToLoad());
         ConnectorRig.Step other = rig.store("r2", 128, hashes(2, 8), blocks(10, 8));
         int refused = only(other.endedEvents()).failedObjects().size();
         // Of two ranks that share the pool the first takes what is free.
@@ -357,11 +383,12 @@ class SchedulerConnectorTest {
 
   @Test
   void aHoldKeepsOnlyWhatIsLoaded() {
-    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
-      rig.scheduler.holdHits(Duration.ofSeconds(30));
+    try (ConnectorRig rig = holding(1)) {
       BlockHashes prompt = hashes(1, 6);
       rig.store("first", 96, prompt, blocks(0, 6));
-      assertEquals(80, rig.scheduler.lookup("r", 90, prompt, 0).tokensToLoad());
+      assertEquals(
+          80,
+          rig.scheduler.lookup(RequestView.of("r", 90, prompt), 0).orElseThrow().tokensToLoad());
       assertEquals(5, rig.runtime.stats().leases(), "the last token is left to compute");
       rig.scheduler.admit("r", 32, new int[] {20, 21});
       assertEquals(2, rig.runtime.stats().leases());
@@ -372,20 +399,19 @@ class SchedulerConnectorTest {
 
   @Test
   void aHoldEndsWithItsRequestTheNextLookupOrAMiss() {
-    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
-      rig.scheduler.holdHits(Duration.ofSeconds(30));
+    try (ConnectorRig rig = holding(1)) {
       BlockHashes prompt = hashes(1, 4);
       rig.store("first", 64, prompt, 0, 1, 2, 3);
-      rig.scheduler.lookup("r", 65, prompt, 0);
-      rig.scheduler.lookup("r", 65, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", 65, prompt), 0);
+      rig.scheduler.lookup(RequestView.of("r", 65, prompt), 0);
       assertEquals(4, rig.runtime.stats().leases(), "one hold");
       rig.scheduler.finish("r");
       assertEquals(0, rig.runtime.stats().leases());
-      rig.scheduler.lookup("s", 65, hashes(2, 4), 0);
-      rig.scheduler.lookup("s", 65, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("s", 65, hashes(2, 4)), 0);
+      rig.scheduler.lookup(RequestView.of("s", 65, prompt), 0);
       rig.scheduler.admit("s", 0, new int[] {20, 21, 22, 23});
       assertEquals(0, rig.runtime.stats().leases(), "nothing is loaded");
-      rig.scheduler.lookup("t", 65, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("t", 65, prompt), 0);
       rig.scheduler.close();
       assertEquals(0, rig.runtime.stats().leases(), "the connector is closed");
     }
@@ -393,9 +419,8 @@ class SchedulerConnectorTest {
 
   @Test
   void limitsOfHoldsAreChecked() {
-    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
-      assertRefused("must be > 0", () -> rig.scheduler.holdHits(Duration.ZERO));
-    }
+    assertRefused(
+        "limit of a hold, PT0S", () -> ConnectorSettings.builder().holdHits(Duration.ZERO));
   }
 
   private static StoreEventResult only(Map<Long, StoreEventResult> events) {
@@ -414,7 +439,7 @@ class SchedulerConnectorTest {
       assertEquals(3 * 16, rig.hit(65, chain));
       assertEquals(16, rig.hit(17, hashes(2, 1)));
 
-      rig.scheduler.lookup("again", 49, chain, 0);
+      rig.scheduler.lookup(RequestView.of("again", 49, chain), 0);
       rig.scheduler.touch("again", 48);
       rig.store("y", 16, hashes(3, 1), 5);
       assertEquals(3 * 16, rig.hit(65, chain));
@@ -439,7 +464,7 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(2, 64, 8, 16, 24)) {
       BlockHashes prompt = hashes(1, 20);
       SchedulerConnector scheduler = rig.scheduler;
-      scheduler.lookup("first", 160, prompt, 0);
+      scheduler.lookup(RequestView.of("first", 160, prompt), 0);
       scheduler.admit("first", 0, blocks(0, 10), blocks(100, 6));
       scheduler.planStores("first", 160);
       BlockStoreBatch stored = rig.step().metadata().stores().get("first");
@@ -448,8 +473,10 @@ class SchedulerConnectorTest {
 
       assertEquals(144, rig.hit(160, prompt));
       assertEquals(96, rig.hit(144, prompt));
-      assertEquals(0, scheduler.lookup("r", 160, prompt, 16).tokensToLoad());
-      assertEquals(96, scheduler.lookup("r", 160, prompt, 48).tokensToLoad());
+      assertEquals(
+          0, scheduler.lookup(RequestView.of("r", 160, prompt), 16).orElseThrow().tokensToLoad());
+      assertEquals(
+          96, scheduler.lookup(RequestView.of("r", 160, prompt), 48).orElseThrow().tokensToLoad());
       scheduler.admit("r", 96, blocks(20, 10), blocks(120, 6));
       Step step = rig.step();
       BlockLoadBatch load = step.metadata().loads().get("r");
@@ -466,7 +493,7 @@ class SchedulerConnectorTest {
   void aBlockMissingInOneGroupIsAMiss() {
     try (ConnectorRig rig = new ConnectorRig(1, 64, 8, 16, 24)) {
       BlockHashes prompt = hashes(1, 20);
-      rig.scheduler.lookup("first", 160, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("first", 160, prompt), 0);
       rig.scheduler.admit("first", 0, blocks(0, 10), blocks(100, 6));
       rig.scheduler.planStores("first", 160);
       BlockHash failed = prompt.get(48 / 8 - 1);
@@ -488,7 +515,7 @@ class SchedulerConnectorTest {
       rig.store("r", 64, prompt, 0, 1, 2, 3);
       rig.scheduler.finish("r");
       assertEquals(0, rig.scheduler.requestCount());
-      rig.scheduler.lookup("due", 65, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("due", 65, prompt), 0);
       rig.scheduler.admit("due", 64, blocks(10, 4));
       rig.scheduler.planStores("due", 64);
       rig.scheduler.finish("due");
@@ -505,7 +532,7 @@ class SchedulerConnectorTest {
   void aStoreGoesOnWhenItsRequestIsFinished() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 2);
-      rig.scheduler.lookup("r", 32, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", 32, prompt), 0);
       rig.scheduler.admit("r", 0, blocks(0, 2));
       rig.scheduler.planStores("r", 32);
       UMBPConnectorMetadata metadata = rig.start();
@@ -521,15 +548,18 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 2);
       rig.store("first", 32, prompt, 0, 1);
-      rig.scheduler.lookup("r", 33, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", 33, prompt), 0);
       rig.scheduler.admit("r", 32, blocks(10, 2));
       UMBPConnectorMetadata metadata = rig.start();
       rig.scheduler.finish("r");
 
-      assertEquals(0, rig.scheduler.lookup("r", 33, prompt, 0).tokensToLoad());
+      assertEquals(
+          0, rig.scheduler.lookup(RequestView.of("r", 33, prompt), 0).orElseThrow().tokensToLoad());
       rig.gpu.runAll();
       assertNull(rig.collect(metadata).validTokens().get("r"));
-      assertEquals(32, rig.scheduler.lookup("r", 33, prompt, 0).tokensToLoad());
+      assertEquals(
+          32,
+          rig.scheduler.lookup(RequestView.of("r", 33, prompt), 0).orElseThrow().tokensToLoad());
     }
   }
 
@@ -538,7 +568,7 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 2);
       rig.store("r", 32, prompt, 0, 1);
-      rig.scheduler.lookup("r", 32, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", 32, prompt), 0);
       rig.scheduler.admit("r", 0, new int[] {5, 6});
       rig.scheduler.planStores("r", 32);
       assertArrayEquals(new int[] {5, 6}, storedBlocks(rig.step(), "r"));
@@ -551,10 +581,10 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       SchedulerConnector scheduler = rig.scheduler;
       BlockHashes prompt = hashes(1, 4);
-      assertRefused("-1", () -> scheduler.lookup("r", -1, prompt, 0));
-      assertRefused("-16", () -> scheduler.lookup("r", 64, prompt, -16));
+      assertRefused("-1", () -> scheduler.lookup(RequestView.of("r", -1, prompt), 0));
+      assertRefused("-16", () -> scheduler.lookup(RequestView.of("r", 64, prompt), -16));
       assertRefused("'r'", () -> scheduler.admit("r", 0, blocks(0, 4)));
-      scheduler.lookup("r", 64, prompt, 0);
+      scheduler.lookup(RequestView.of("r", 64, prompt), 0);
       assertRefused("2 KV cache groups", () -> scheduler.admit("r", 0, blocks(0, 4), blocks(0, 4)));
       assertRefused("4", () -> scheduler.planStores("r", 64));
       scheduler.admit("r", 0, blocks(0, 3));
@@ -571,11 +601,11 @@ class SchedulerConnectorTest {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes prompt = hashes(1, 2);
       rig.store("first", 32, prompt, 0, 1);
-      rig.scheduler.lookup("r", 33, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", 33, prompt), 0);
       rig.scheduler.admit("r", 32, blocks(10, 2));
       UMBPConnectorWorkerMetadata wrong = loaded("r", new GroupBlock(0, 99));
       assertRefused("99", () -> rig.scheduler.update(wrong));
-      assertRefused("still loads", () -> rig.scheduler.lookup("r", 33, prompt, 0));
+      assertRefused("still loads", () -> rig.scheduler.lookup(RequestView.of("r", 33, prompt), 0));
     }
   }
 
@@ -590,6 +620,12 @@ class SchedulerConnectorTest {
         Map.of(request, new LoadResult(1, Set.of(missing), Set.of())), Map.of());
   }
 
+  private static ConnectorRig holding(int ranks) {
+    ConnectorSettings settings =
+        ConnectorSettings.builder().holdHits(Duration.ofSeconds(30)).build();
+    return new ConnectorRig(settings, ConnectorRig.Shape.of(ranks, 1), 8 * ranks, 16, 16);
+  }
+
   private static void assertRefused(String part, Runnable call) {
     UMBPException refusal = assertThrows(UMBPException.class, call::run);
     assertEquals(UMBPException.Reason.INVALID_ARGUMENT, refusal.reason());
@@ -599,7 +635,7 @@ class SchedulerConnectorTest {
   @Test
   void aTouchOfANegativeCountIsRefused() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
-      rig.scheduler.lookup("r", 32, hashes(1, 2), 0);
+      rig.scheduler.lookup(RequestView.of("r", 32, hashes(1, 2)), 0);
       assertThrows(UMBPException.class, () -> rig.scheduler.touch("r", -33));
     }
   }
@@ -608,10 +644,10 @@ class SchedulerConnectorTest {
   void stepsGoOnWhenARequestComesBackWithFewerHashesThanItsDueStores() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
       BlockHashes hashes = hashes(1, 3);
-      rig.scheduler.lookup("r", 48, hashes, 0);
+      rig.scheduler.lookup(RequestView.of("r", 48, hashes), 0);
       rig.scheduler.admit("r", 0, blocks(0, 3));
       rig.scheduler.planStores("r", 48);
-      rig.scheduler.lookup("r", 32, hashes(1, 2), 0);
+      rig.scheduler.lookup(RequestView.of("r", 32, hashes(1, 2)), 0);
       assertEquals(2, rig.step().metadata().stores().get("r").size());
     }
   }

@@ -128,13 +128,13 @@ class WorkerConnectorTest {
   void aLayerIsAwaitedWhileLaterLayersLoad() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16, 16)) {
       BlockHashes prompt = hashes(1, 2);
-      rig.scheduler.lookup("first", 32, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("first", 32, prompt), 0);
       rig.scheduler.admit("first", 0, new int[] {0, 1}, new int[] {2, 3});
       rig.scheduler.planStores("first", 32);
       rig.step();
       WorkerConnector worker = rig.workers.get(0);
       assertTrue(worker.awaitLayer("stage0.group0", Duration.ZERO), "nothing is loaded");
-      rig.scheduler.lookup("r", 33, prompt, 0);
+      rig.scheduler.lookup(RequestView.of("r", 33, prompt), 0);
       rig.scheduler.admit("r", 32, new int[] {10, 11}, new int[] {12, 13});
       rig.start();
       assertFalse(worker.awaitLayer("stage0.group0", Duration.ZERO));
