@@ -155,6 +155,15 @@ final class ReplayCommand implements Callable<Integer> {
   private @Nullable Integer limit;
 
   @Option(
+      names = "--repeat",
+      paramLabel = "N",
+      defaultValue = "1",
+      description =
+          "replay the trace N times over, and show what memory and threads are held after each"
+              + " (default: ${DEFAULT-VALUE})")
+  private int rounds;
+
+  @Option(
       names = "--fail-rate",
       paramLabel = "P",
       defaultValue = "0",
@@ -198,7 +207,8 @@ final class ReplayCommand implements Callable<Integer> {
     PrintWriter out = spec.commandLine().getOut();
     PrintWriter err = spec.commandLine().getErr();
     ReplayReport report;
-    try (ReplayProgress progress = ReplayProgress.of(requests.requests().size(), err);
+    try (ReplayProgress progress =
+            ReplayProgress.of(rounds * (long) requests.requests().size(), err);
         ReplayEngine engine = new ReplayEngine(requests, settings, progress, copyEngine)) {
       report = engine.run();
     }
@@ -207,6 +217,9 @@ final class ReplayCommand implements Callable<Integer> {
       out.println(shape(settings.cache()));
     }
     report.table().forEach(out::println);
+    if (rounds > 1) {
+      report.memory.table().forEach(out::println);
+    }
     out.flush();
     writeJson(report);
     for (String defect : report.defects) {
@@ -260,7 +273,8 @@ final class ReplayCommand implements Callable<Integer> {
     }
     ReplaySettings.requireCount("--tp", ranks, ReplaySettings.MAX_RANKS);
     EngineCache cache = model == null ? plainCache() : modelCache(model);
-    return new ReplaySettings(poolBytes(cache), cache, concurrency, failRate, seed, verify, device);
+    return new ReplaySettings(
+        poolBytes(cache), cache, rounds, concurrency, failRate, seed, verify, device);
   }
 
   private EngineCache plainCache() {

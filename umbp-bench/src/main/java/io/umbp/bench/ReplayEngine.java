@@ -54,7 +54,8 @@ final class ReplayEngine implements AutoCloseable {
   private final List<GpuRank> ranks = new ArrayList<>();
   private final int[] freeBlocks;
   private int freeCount;
-  private int nextRequest;
+  private final long requestCount;
+  private long nextRequest;
   private int idleTurns;
   private final Map<String, Session> sessions = new HashMap<>();
   private final List<Session> computed = new ArrayList<>();
@@ -95,6 +96,7 @@ final class ReplayEngine implements AutoCloseable {
       UnaryOperator<KVCopyEngine> copyEngine) {
     this.trace = trace;
     this.settings = settings;
+    this.requestCount = (long) settings.rounds() * trace.requests().size();
     this.cache = settings.cache();
     this.progress = progress;
     int blocks = gpuBlocks();
@@ -130,7 +132,7 @@ final class ReplayEngine implements AutoCloseable {
     long groups = cache.groupCount();
     long longest = Math.max(1, trace.longestRequest()) * groups;
     long blockBytes = deviceBlockBytes();
-    long wanted = longest * Math.min(settings.concurrency(), trace.requests().size());
+    long wanted = longest * Math.min(settings.concurrency(), requestCount);
     long blocks = Math.max(longest, Math.min(wanted, GPU_BYTES / blockBytes));
     long limit = Runtime.getRuntime().maxMemory();
     if (blocks > Math.min(Integer.MAX_VALUE, limit / 2 / blockBytes)) {
@@ -154,7 +156,7 @@ final class ReplayEngine implements AutoCloseable {
   /** Serves all requests. */
   ReplayReport run() {
     long start = System.nanoTime();
-    while (nextRequest < trace.requests().size() || !sessions.isEmpty()) {
+    while (nextRequest < requestCount || !sessions.isEmpty()) {
       boolean hasMoved = admit();
       hasMoved |= startStep();
       hasMoved |= poll();
@@ -171,8 +173,8 @@ final class ReplayEngine implements AutoCloseable {
 
   private boolean admit() {
     boolean hasMoved = false;
-    while (nextRequest < trace.requests().size() && sessions.size() < settings.concurrency()) {
-      Trace.Request request = trace.requests().get(nextRequest);
+    while (nextRequest < requestCount && sessions.size() < settings.concurrency()) {
+      Trace.Request request = trace.requests().get((int) (nextRequest % trace.requests().size()));
       if ((long) request.fullBlocks() * cache.groupCount() > freeCount) {
         break;
       }
@@ -183,7 +185,7 @@ final class ReplayEngine implements AutoCloseable {
   }
 
   private void admit(Trace.Request request) {
-    String id = Integer.toString(nextRequest++);
+    String id = Long.toString(nextRequest++);
     BlockHashes hashes = trace.hashes(request);
     report.inputTokens += request.inputTokens();
     report.lookupBlocks += request.usableBlocks();
@@ -330,7 +332,10 @@ final class ReplayEngine implements AutoCloseable {
     }
     sessions.remove(session.id);
     report.requests++;
-    progress.reached((int) report.requests);
+    progress.reached(report.requests);
+    if (settings.rounds() > 1 && report.requests % trace.requests().size() == 0) {
+      report.memory.take();
+    }
   }
 
   private void idle() {

@@ -9,18 +9,18 @@ import me.tongfei.progressbar.ProgressBarStyle;
 /** Shows how far a replay has come. Thread-confined. */
 interface ReplayProgress extends AutoCloseable {
   /** Takes note of how many requests are over. */
-  void reached(int requests);
+  void reached(long requests);
 
   @Override
   void close();
 
   /** A bar on a terminal, a line every tenth of the way elsewhere. */
   @SuppressWarnings("SystemConsoleNull") // JDK 22 to 24 have a console even without a terminal.
-  static ReplayProgress of(int requests, PrintWriter err) {
+  static ReplayProgress of(long requests, PrintWriter err) {
     return System.console() != null ? bar(requests) : lines(requests, err);
   }
 
-  private static ReplayProgress bar(int requests) {
+  private static ReplayProgress bar(long requests) {
     ProgressBar bar =
         new ProgressBarBuilder()
             .setTaskName("replay")
@@ -31,7 +31,7 @@ interface ReplayProgress extends AutoCloseable {
             .build();
     return new ReplayProgress() {
       @Override
-      public void reached(int done) {
+      public void reached(long done) {
         bar.stepTo(done);
       }
 
@@ -43,11 +43,11 @@ interface ReplayProgress extends AutoCloseable {
   }
 
   /** Plain lines. */
-  static ReplayProgress lines(int requests, PrintWriter err) {
-    int every = Math.max(1, (requests + 9) / 10);
+  static ReplayProgress lines(long requests, PrintWriter err) {
+    long every = Math.max(1, (requests + 9) / 10);
     return new ReplayProgress() {
       @Override
-      public void reached(int done) {
+      public void reached(long done) {
         if (done % every == 0 || done == requests) {
           err.println(String.format(Locale.ROOT, "replayed %,d of %,d requests", done, requests));
           err.flush();

@@ -11,6 +11,7 @@ import org.HdrHistogram.Histogram;
 final class ReplayReport {
   final Histogram lookupNanos = new Histogram(3);
   final Histogram loadNanos = new Histogram(3);
+  final MemorySamples memory = new MemorySamples();
   final List<String> defects = new ArrayList<>();
   long requests;
   long inputTokens;

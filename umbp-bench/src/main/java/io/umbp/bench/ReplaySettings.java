@@ -8,6 +8,7 @@ import java.util.Locale;
  *
  * @param poolBytes capacity of the pool in bytes, {@link Long#MAX_VALUE} for no limit
  * @param cache what each tensor-parallel rank keeps for the blocks
+ * @param rounds how often the trace is replayed, one after the other
  * @param concurrency requests in flight
  * @param failRate probability that a copied row fails
  * @param seed where the choice of failing rows starts
@@ -17,6 +18,7 @@ import java.util.Locale;
 record ReplaySettings(
     long poolBytes,
     EngineCache cache,
+    int rounds,
     int concurrency,
     double failRate,
     long seed,
@@ -60,6 +62,7 @@ record ReplaySettings(
 
   /** Refuses what cannot be run. */
   ReplaySettings {
+    requireCount("--repeat", rounds, Integer.MAX_VALUE);
     requireCount("--concurrency", concurrency, Integer.MAX_VALUE);
     if (!(failRate >= 0 && failRate <= 1)) {
       throw new BadInputException("--fail-rate is %s, allowed are 0 to 1", failRate);

@@ -68,6 +68,31 @@ class ReplayCommandTest {
   }
 
   @Test
+  void aTraceMayBeReplayedOverAndOverWithALookAtMemory() throws IOException {
+    Cli.Result result =
+        Cli.run(
+            "replay",
+            "--limit",
+            "100",
+            "--repeat",
+            "4",
+            "--pool-blocks",
+            "300",
+            "--json",
+            json.toString());
+    assertEquals(0, result.exitCode(), result.err());
+    assertFigures(
+        new TraceSimulation(CONVERSATION, 100, 300, 4).figures,
+        new ObjectMapper().readTree(json.toFile()));
+    List<String> memory =
+        result.out().lines().dropWhile(line -> !line.contains("heap bytes")).toList();
+    assertEquals(6, memory.size(), result.out());
+    assertTrue(memory.get(4).matches(" +4 +[\\d,]+ +[\\d,]+ +\\d+"), memory.get(4));
+    assertTrue(memory.get(5).contains("medians of the middle and the last third"), memory.get(5));
+    assertEquals(2, Cli.run("replay", "--repeat", "0").exitCode());
+  }
+
+  @Test
   void theSyntheticSampleIsThereToo() throws IOException {
     JsonNode figures = Cli.figures(json, "--trace", "bundled:synthetic", "--limit", "250");
     assertFigures(new TraceSimulation("synthetic-1000", 250, UNLIMITED).figures, figures);

@@ -21,8 +21,13 @@ final class TraceSimulation {
   private final LinkedHashMap<Long, Boolean> present = new LinkedHashMap<>(16, 0.75f, true);
 
   TraceSimulation(String sample, int limit, int capacity) throws IOException {
-    for (JsonNode request : read(sample, limit)) {
-      serve(request, capacity);
+    this(sample, limit, capacity, 1);
+  }
+
+  TraceSimulation(String sample, int limit, int capacity, int rounds) throws IOException {
+    List<JsonNode> requests = read(sample, limit);
+    for (int round = 0; round < rounds; round++) {
+      requests.forEach(request -> serve(request, capacity));
     }
   }
 
