@@ -119,8 +119,11 @@ final class ReplayEngine implements AutoCloseable {
     }
     gpus.startFailing();
     RankTopology own = RankTopology.tensorParallel(0, settings.ranks());
-    scheduler =
-        new SchedulerConnector(runtime, own, cache.blockSize(), ConnectorSettings.defaults());
+    // Requests follow each other here within microseconds: a failure must not shut out the next
+    // ones.
+    ConnectorSettings connector =
+        ConnectorSettings.builder().quarantine(Duration.ofNanos(1)).build();
+    scheduler = new SchedulerConnector(runtime, own, cache.blockSize(), connector);
     scheduler.adopt(ranks.stream().map(rank -> rank.connector().handshake()).toList());
   }
 

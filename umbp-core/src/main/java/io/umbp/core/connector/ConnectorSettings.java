@@ -108,7 +108,7 @@ public final class ConnectorSettings {
     private @Nullable Duration holdLimit;
     private @Nullable Executor executor;
     private Duration lookupBudget = Duration.ofMillis(100);
-    private Duration quarantine = Duration.ofSeconds(30);
+    private Duration quarantine = Duration.ofSeconds(1);
     private BlockPins pins = BlockPins.NONE;
     private EventPolicy events = EventPolicy.OFF;
     private LongSupplier nanoTime = System::nanoTime;
@@ -206,7 +206,9 @@ public final class ConnectorSettings {
     }
 
     /**
-     * Sets for how long an object whose load has failed is no hit; 30 s unless set.
+     * Sets for how long an object whose load has failed is no hit; 1 s unless set. A short time is
+     * enough to keep requests from failing one after the other; a long one keeps a prefix that many
+     * requests share from all of them.
      *
      * @param time above zero
      * @return this
