@@ -1,5 +1,6 @@
 package io.umbp.bench;
 
+import io.umbp.bench.sim.SimulateCommand;
 import java.io.PrintWriter;
 import picocli.CommandLine;
 import picocli.CommandLine.Command;
@@ -14,6 +15,7 @@ import picocli.CommandLine.ParameterException;
     subcommands = {
       ReplayCommand.class,
       BenchCommand.class,
+      SimulateCommand.class,
       LayoutCommand.class,
       VectorsCommand.class
     },
