@@ -1,6 +1,6 @@
 package io.umbp.api;
 
-/** Why a key failed or was rejected. */
+/** Why a key failed or was rejected, or completed and did not become visible. */
 public enum KeyReason {
   /** No reason: the outcome says it all. */
   NONE,
@@ -14,6 +14,11 @@ public enum KeyReason {
   WRITER_FAILED,
   /** Another job was storing the same key and passed its deadline. */
   WRITER_OVERDUE,
+  /**
+   * All bytes of a store arrived, so that the key completed, but the job gave the object up before
+   * it was published: it was cancelled, or its deadline passed.
+   */
+  NOT_PUBLISHED,
   /** The namespace was cleared while the object was being stored. */
   CLEARED,
   /**

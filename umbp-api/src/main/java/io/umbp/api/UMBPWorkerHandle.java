@@ -103,10 +103,11 @@ public interface UMBPWorkerHandle {
   TransferJobState await(TransferJobState job, Duration timeout);
 
   /**
-   * Makes the completed keys of a store visible. Late, cleared and failed keys are left out. Works
-   * once for each key; a second call changes nothing. A store that is never published stays
-   * invisible and is dropped at its deadline. The blocks may be reused as soon as the store is
-   * final, published or not.
+   * Makes the completed keys of a store visible. Late, cleared and failed keys are left out; a
+   * completed key that is left out has a {@link KeyReason} in the next snapshot. Works once for
+   * each key; a second call changes nothing. A store that is never published stays invisible and is
+   * dropped at its deadline. The blocks may be reused as soon as the store is final, published or
+   * not.
    *
    * @param job a final snapshot of a store job
    * @return how many keys of the job this call made visible; 0 when all were visible before

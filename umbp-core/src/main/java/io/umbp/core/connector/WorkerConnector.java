@@ -8,6 +8,7 @@ import io.umbp.api.DeviceFence;
 import io.umbp.api.GroupBlock;
 import io.umbp.api.KVLayoutDescriptor;
 import io.umbp.api.KeyOutcome;
+import io.umbp.api.KeyReason;
 import io.umbp.api.LoadResult;
 import io.umbp.api.ObjectReach;
 import io.umbp.api.RankNamespace;
@@ -287,9 +288,11 @@ public final class WorkerConnector {
     if (!store.isFinal()) {
       return false;
     }
-    handle.publish(store);
+    if (handle.publish(store) < store.count(KeyOutcome.COMPLETED)) {
+      store = handle.poll(store);
+    }
     for (int i = 0; i < store.size(); i++) {
-      if (store.outcome(i) != KeyOutcome.COMPLETED) {
+      if (store.outcome(i) != KeyOutcome.COMPLETED || store.reason(i) != KeyReason.NONE) {
         event.failed.add(object(store.keys(), i));
       }
     }

@@ -354,7 +354,21 @@ final class TransferJob {
     if (object != null) {
       held[key] = null;
       heldCount--;
+      noteIfInvisible(key, object);
       pool.unhold(object);
+    }
+  }
+
+  /** A key whose bytes have landed keeps its outcome; a reason tells why nobody will find them. */
+  private void noteIfInvisible(int key, PooledObject object) {
+    if (outcomes[key] != KeyOutcome.COMPLETED) {
+      return;
+    }
+    boolean isGivenUp = object.state() == PooledObject.State.COMPLETE;
+    KeyReason reason = isGivenUp ? KeyReason.NOT_PUBLISHED : object.doomReason();
+    if (reason != KeyReason.NONE) {
+      reasons[key] = reason;
+      snapshot = null;
     }
   }
 

@@ -125,6 +125,25 @@ class WorkerConnectorTest {
   }
 
   @Test
+  void aStoreThatIsGivenUpBeforeItIsPublishedIsReportedAsFailed() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      WorkerConnector worker = rig.workers.get(0);
+      BlockHashes mine = hashes(1, 1);
+      worker.startStores(store(4, "r", mine, 5), DONE);
+      rig.gpu.runAll();
+      assertEquals(1, rig.runtime.stats().unpublishedObjects(), "its bytes have landed");
+      worker.preempt(List.of("r"));
+      assertEquals(event(4, Set.of(new StoredObject(0, mine.get(0)))), worker.poll());
+      assertEquals(0, rig.hit(17, mine));
+      worker.startStores(store(5, "s", mine, 5), DONE);
+      rig.gpu.runAll();
+      assertEquals(event(5, Set.of()), worker.poll());
+      worker.startStores(store(6, "t", mine, 6), DONE);
+      assertEquals(event(6, Set.of()), worker.poll(), "it is there");
+    }
+  }
+
+  @Test
   void aLayerIsAwaitedWhileLaterLayersLoad() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16, 16)) {
       BlockHashes prompt = hashes(1, 2);

@@ -460,6 +460,9 @@ class EmbeddedRuntimeTest {
     assertEquals(1, runtime.stats().unpublishedObjects());
     clock.advance(Duration.ofSeconds(30));
     assertEquals(0, rig.worker.publish(stored));
+    TransferJobState dropped = rig.worker.poll(stored);
+    assertEquals(KeyOutcome.COMPLETED, dropped.outcome(0));
+    assertEquals(KeyReason.NOT_PUBLISHED, dropped.reason(0));
     assertEquals(1, runtime.stats().droppedObjects());
     assertEquals(0, runtime.stats().usedBytes());
   }
