@@ -1,6 +1,9 @@
 package io.umbp.api;
 
+import java.util.Collections;
+import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Set;
 
 /**
@@ -9,8 +12,8 @@ import java.util.Set;
  *
  * @param preempted requests that lost their blocks since the last step: workers cancel what runs
  *     for them before they start anything of this step; copied
- * @param loads loads to start, by request id; copied
- * @param stores stores to start, by request id; copied
+ * @param loads loads to start in this order, by request id; copied
+ * @param stores stores to start in this order, by request id; copied
  * @param storeEvent number under which workers report the stores of this step, {@link #NO_EVENT}
  *     when there are none
  */
@@ -25,12 +28,21 @@ public record UMBPConnectorMetadata(
   /** Checks that stores and event come together. */
   public UMBPConnectorMetadata {
     preempted = Set.copyOf(preempted);
-    loads = Map.copyOf(loads);
-    stores = Map.copyOf(stores);
+    loads = inOrder(loads);
+    stores = inOrder(stores);
     if (storeEvent < NO_EVENT || stores.isEmpty() != (storeEvent == NO_EVENT)) {
       throw UMBPException.invalid(
           "store event %d with stores of %d requests; an event is >= 0 exactly when there are stores",
           storeEvent, stores.size());
     }
+  }
+
+  /** Copies a map without null, and keeps its order. */
+  static <K, V> Map<K, V> inOrder(Map<K, V> map) {
+    Map<K, V> copy = new LinkedHashMap<>();
+    map.forEach(
+        (key, value) ->
+            copy.put(Objects.requireNonNull(key, "key"), Objects.requireNonNull(value, "value")));
+    return Collections.unmodifiableMap(copy);
   }
 }

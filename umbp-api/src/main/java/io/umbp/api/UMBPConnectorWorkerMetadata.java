@@ -1,6 +1,6 @@
 package io.umbp.api;
 
-import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.Map;
 
 /**
@@ -17,8 +17,8 @@ public record UMBPConnectorWorkerMetadata(
 
   /** Copies the maps. */
   public UMBPConnectorWorkerMetadata {
-    loads = Map.copyOf(loads);
-    storeEvents = Map.copyOf(storeEvents);
+    loads = UMBPConnectorMetadata.inOrder(loads);
+    storeEvents = UMBPConnectorMetadata.inOrder(storeEvents);
   }
 
   /**
@@ -40,9 +40,9 @@ public record UMBPConnectorWorkerMetadata(
     if (other.isEmpty()) {
       return this;
     }
-    Map<String, LoadResult> loadSum = new HashMap<>(loads);
+    Map<String, LoadResult> loadSum = new LinkedHashMap<>(loads);
     other.loads.forEach((request, result) -> loadSum.merge(request, result, LoadResult::plus));
-    Map<Long, StoreEventResult> eventSum = new HashMap<>(storeEvents);
+    Map<Long, StoreEventResult> eventSum = new LinkedHashMap<>(storeEvents);
     other.storeEvents.forEach(
         (event, result) -> eventSum.merge(event, result, StoreEventResult::plus));
     return new UMBPConnectorWorkerMetadata(loadSum, eventSum);

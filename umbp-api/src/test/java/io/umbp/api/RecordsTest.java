@@ -14,6 +14,7 @@ import io.umbp.api.StoreEventResult.StoredObject;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
@@ -451,6 +452,31 @@ class RecordsTest {
     assertRefused(
         message.formatted(-2, 1),
         () -> new UMBPConnectorMetadata(Set.of(), Map.of(), metadata.stores(), -2));
+  }
+
+  @Test
+  void aStepAndItsReportsKeepTheirOrder() {
+    Map<String, BlockStoreBatch> stores = new LinkedHashMap<>();
+    Map<String, BlockLoadBatch> loads = new LinkedHashMap<>();
+    Map<String, LoadResult> results = new LinkedHashMap<>();
+    Map<Long, StoreEventResult> events = new LinkedHashMap<>();
+    for (int i = 9; i >= 0; i--) {
+      stores.put("s" + i * 7919, BlockStoreBatch.of("s" + i * 7919, keys(0), 1));
+      loads.put("l" + i * 7919, BlockLoadBatch.of("l" + i * 7919, keys(0), 1));
+      results.put("l" + i * 7919, new LoadResult(1, Set.of(), Set.of()));
+      events.put(i * 7919L, new StoreEventResult(1, Set.of()));
+    }
+    UMBPConnectorMetadata step = new UMBPConnectorMetadata(Set.of(), loads, stores, 0);
+    assertEquals(List.copyOf(stores.keySet()), List.copyOf(step.stores().keySet()));
+    assertEquals(List.copyOf(loads.keySet()), List.copyOf(step.loads().keySet()));
+    UMBPConnectorWorkerMetadata report =
+        new UMBPConnectorWorkerMetadata(Map.of(), Map.of())
+            .plus(new UMBPConnectorWorkerMetadata(results, events));
+    assertEquals(List.copyOf(results.keySet()), List.copyOf(report.loads().keySet()));
+    assertEquals(List.copyOf(events.keySet()), List.copyOf(report.storeEvents().keySet()));
+    loads.put("null", null);
+    assertThrows(
+        NullPointerException.class, () -> new UMBPConnectorMetadata(Set.of(), loads, stores, 0));
   }
 
   @Test

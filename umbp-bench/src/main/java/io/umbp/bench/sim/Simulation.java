@@ -730,7 +730,7 @@ final class Simulation {
   /** How often something happened by which an object that was stored may be gone. */
   private long losses() {
     PoolStats pool = embedded.stats();
-    return pool.evictedObjects() + pool.droppedObjects() + report.clears;
+    return pool.evictedObjects() + report.clears;
   }
 
   private void requireThere(Collection<StoredObject> objects, String why) {

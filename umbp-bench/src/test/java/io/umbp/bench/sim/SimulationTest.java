@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.io.IOException;
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Arrays;
@@ -118,6 +119,23 @@ class SimulationTest {
       assertEquals(script, scripted.taken());
       assertEquals(script, Choices.parse(Choices.format(script)));
     }
+  }
+
+  @Test
+  void anotherJvmDecidesTheSame() throws IOException {
+    Process other =
+        new ProcessBuilder(
+                Path.of(System.getProperty("java.home"), "bin", "java").toString(),
+                "-cp",
+                System.getProperty("java.class.path"),
+                "io.umbp.bench.UmbpCommand",
+                "simulate",
+                "--seeds",
+                "270")
+            .redirectError(ProcessBuilder.Redirect.DISCARD)
+            .start();
+    String out = new String(other.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+    assertEquals(run(new SimParts(), "--seeds", "270").out, out);
   }
 
   @Test

@@ -2,6 +2,8 @@ package io.umbp.core.connector;
 
 import io.umbp.api.GroupBlock;
 import io.umbp.api.StoreEventResult;
+import java.util.Collections;
+import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.Set;
 
@@ -13,10 +15,10 @@ import java.util.Set;
  */
 public record ConnectorUpdate(
     Map<String, LoadedPrefix> loads, Map<Long, StoreEventResult> storeEvents) {
-  /** Copies the maps. */
+  /** Copies the maps, and keeps the order of the reports. */
   public ConnectorUpdate {
-    loads = Map.copyOf(loads);
-    storeEvents = Map.copyOf(storeEvents);
+    loads = Collections.unmodifiableMap(new LinkedHashMap<>(loads));
+    storeEvents = Collections.unmodifiableMap(new LinkedHashMap<>(storeEvents));
   }
 
   /**

@@ -670,10 +670,10 @@ public final class SchedulerConnector implements AutoCloseable {
       request.tracker.markSaved(request.storeTo, agreed().groups.step());
       request.retryFrom = Integer.MAX_VALUE;
     }
-    Map<String, BlockLoadBatch> loads = new HashMap<>();
+    Map<String, BlockLoadBatch> loads = new LinkedHashMap<>();
     dueLoads.forEach((requestId, load) -> loads.put(requestId, load.batch));
     dueLoads.clear();
-    Map<String, BlockStoreBatch> batches = new HashMap<>();
+    Map<String, BlockStoreBatch> batches = new LinkedHashMap<>();
     for (Planned store : stores.queued()) {
       batches.put(store.batch().requestId(), store.batch());
     }
@@ -715,14 +715,14 @@ public final class SchedulerConnector implements AutoCloseable {
    */
   public ConnectorUpdate update(UMBPConnectorWorkerMetadata reports) {
     List<GroupBlock> unpinned = new ArrayList<>();
-    Map<String, LoadedPrefix> loads = new HashMap<>();
+    Map<String, LoadedPrefix> loads = new LinkedHashMap<>();
     for (Map.Entry<String, LoadResult> report : reports.loads().entrySet()) {
       LoadedPrefix prefix = loadReported(report.getKey(), report.getValue(), unpinned);
       if (prefix != null) {
         loads.put(report.getKey(), prefix);
       }
     }
-    Map<Long, StoreEventResult> ended = new HashMap<>();
+    Map<Long, StoreEventResult> ended = new LinkedHashMap<>();
     for (Map.Entry<Long, StoreEventResult> report : reports.storeEvents().entrySet()) {
       StoreEvents.Ended event = stores.report(report.getKey(), report.getValue(), unpinned);
       if (event != null) {

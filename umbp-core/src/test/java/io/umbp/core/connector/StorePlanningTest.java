@@ -283,4 +283,19 @@ class StorePlanningTest {
       assertEquals(0, rig.hit(33, hashes(1, 2)));
     }
   }
+
+  @Test
+  void aStepHasItsStoresInTheOrderOfTheirPlanning() {
+    try (ConnectorRig rig = new ConnectorRig(1, 16, 16, 16)) {
+      List<String> planned = new ArrayList<>();
+      for (int i = 0; i < 10; i++) {
+        String id = "r" + i * 7919 % 13;
+        rig.scheduler.lookup(RequestView.of(id, 16, hashes(i, 1)), 0);
+        rig.scheduler.admit(id, 0, new int[] {i});
+        rig.scheduler.planStores(id, 16);
+        planned.add(id);
+      }
+      assertEquals(planned, List.copyOf(rig.step().metadata().stores().keySet()));
+    }
+  }
 }
