@@ -176,4 +176,42 @@ class CudaMishapsTest {
     assertEquals(0, mode[0], "global, as at first");
     assertEquals(new CUcontext(), current);
   }
+
+  @Test
+  @DisplayName("memory whose device address can't be had is unpinned again")
+  void noDeviceAddress() {
+    long before = rig.driver.live().registrations();
+    rig.driver.failCall("cuMemHostGetDevicePointer", 999, 0, 1);
+    UMBPException refusal = assertThrows(UMBPException.class, () -> engine.allocateSlab(8192));
+    assertEquals(Reason.DRIVER_FAILED, refusal.reason());
+    assertContains(refusal.getMessage(), "cuMemHostGetDevicePointer returned 999");
+    assertEquals(before, rig.driver.live().registrations());
+    engine.allocateSlab(8192);
+    assertEquals(before + 1, rig.driver.live().registrations());
+  }
+
+  @Test
+  @DisplayName("when a copy of merged rows is refused they are copied one by one, and one fails")
+  void mergedRowsOneByOne() {
+    KVCacheTensor tensor = registered(8192);
+    HostSlab slab = engine.allocateSlab(8192);
+    byte[] content = new byte[8192];
+    new Random(9).nextBytes(content);
+    slab.buffer().put(0, content);
+    rig.driver.poke(tensor.address(), new byte[8192]);
+    CopyBatch batch = new CopyBatch();
+    batch.reset(TransferDirection.LOAD, 0, 2);
+    batch.add(tensor.address(), slab.baseAddress(), 4096, 0);
+    batch.add(tensor.address() + 4096, slab.baseAddress() + 4096, 4096, 1);
+    rig.driver.resetCalls();
+    rig.driver.failAddress(tensor.address() + 5000, OUT_OF_MEMORY, 2);
+    CopyTicket ticket = engine.submit(batch, rig.fence(0));
+    assertTrue(ticket.await(LONG));
+    assertEquals(3, rig.driver.calls("cuMemcpyAsync"), "both at once, then each");
+    assertNull(ticket.failure(0), "its bytes arrived");
+    assertContains(ticket.failure(1), "row 1 of key 1, 4096 bytes");
+    byte[] expected = new byte[8192];
+    System.arraycopy(content, 0, expected, 0, 4096);
+    assertArrayEquals(expected, rig.driver.peek(tensor.address(), 8192));
+  }
 }
