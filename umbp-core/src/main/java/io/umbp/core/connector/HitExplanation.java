@@ -10,9 +10,9 @@ import java.util.Optional;
  * @param hitTokens tokens from the first on that the engine has or may load
  * @param usableTokens tokens that could have been hit at most: full units of hashes, without the
  *     last token
- * @param firstMissing the block at which the hit ended; empty when all was hit, or when no key was
- *     looked up
- * @param detail one line for people
+ * @param firstMissing the block at which the hit ended; empty when all was hit, when no key was
+ *     looked up, and when the store failed or gave no answer
+ * @param detail one line for people, which says in these cases why
  */
 public record HitExplanation(
     int hitTokens, int usableTokens, Optional<MissingBlock> firstMissing, String detail) {
@@ -39,8 +39,6 @@ public record HitExplanation(
     EVICTED("it was evicted"),
     /** A load of it failed a short time ago. */
     QUARANTINED("a load of it failed, it is left alone for a while"),
-    /** The store gave no answer in time, or failed. */
-    NO_ANSWER("the store gave no answer"),
     /**
      * Nothing is known of such an object, but the runtime keeps other namespaces: {@link
      * SchedulerConnector#explainNamespace} says in what they differ.
