@@ -254,6 +254,39 @@ abstract class RuntimePoolRules extends RuntimeTransferRules {
   }
 
   @Test
+  @DisplayName("rule 3: a completed key that can't be published any more says why")
+  void notPublished() {
+    ToyEngine engine = engine(2, Duration.ofMillis(200));
+    engine.fill(0, 7);
+    TransferJobState cancelled = engine.finish(engine.store(0, 7));
+    engine.worker.cancel(cancelled);
+    assertNotPublished(KeyReason.NOT_PUBLISHED, engine, cancelled);
+
+    TransferJobState late = engine.finish(engine.store(0, 7));
+    engine.fixture.advance(Duration.ofMillis(250));
+    assertNotPublished(KeyReason.NOT_PUBLISHED, engine, late);
+
+    TransferJobState cleared = engine.finish(engine.store(0, 7));
+    engine.scheduler.clear();
+    assertNotPublished(KeyReason.CLEARED, engine, cleared);
+
+    TransferJobState whole = engine.finish(engine.store(0, 7));
+    assertEquals(1, engine.worker.publish(whole));
+    assertEquals(KeyReason.NONE, engine.worker.poll(whole).reason(0));
+    assertEquals(1, engine.hit(7));
+  }
+
+  private static void assertNotPublished(
+      KeyReason reason, ToyEngine engine, TransferJobState stored) {
+    assertStatus(Status.COMPLETED, stored);
+    assertEquals(0, engine.worker.publish(stored));
+    TransferJobState told = engine.worker.poll(stored);
+    assertEquals(KeyOutcome.COMPLETED, told.outcome(0));
+    assertEquals(reason, told.reason(0));
+    assertEquals(0, engine.hit(7));
+  }
+
+  @Test
   @DisplayName("rule 3: the key of a writer that died in its copy is free at the limit (case 41)")
   void writerDiesInCopy() {
     ToyEngine a = engine(3, Duration.ofMillis(200));

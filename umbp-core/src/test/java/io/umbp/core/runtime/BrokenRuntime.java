@@ -292,6 +292,9 @@ final class BrokenRuntime implements UMBPRuntime {
 
     @Override
     public TransferJobState poll(TransferJobState job) {
+      if (job.isFinal() && defect == Defect.HIDES_WHAT_WAS_NOT_PUBLISHED) {
+        return job;
+      }
       return shown(target.poll(job));
     }
 
