@@ -47,7 +47,7 @@ class FakeCudaSanitizerTest {
         new ArrayList<>(
             List.of("gcc", "-std=gnu11", "-g", "-O1", "-w", "-pthread", "-fsanitize=" + sanitizer));
     compiler.addAll(List.of("-o", program.toString(), EXERCISE.toString()));
-    for (String source : List.of("memory.c", "streams.c", "driver.c")) {
+    for (String source : List.of("memory.c", "handles.c", "streams.c", "captures.c", "driver.c")) {
       compiler.add(SOURCES.resolve(source).toString());
     }
     Run compiled = run(compiler);
