@@ -9,8 +9,8 @@ import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.bench.EngineCache.TensorSketch;
+import io.umbp.core.connector.GroupBlock;
 import io.umbp.core.connector.LoadResult;
-import io.umbp.core.connector.LoadResult.FailedBlock;
 import io.umbp.core.connector.SchedulerConnector;
 import io.umbp.core.connector.WorkerConnector;
 import io.umbp.core.pool.PoolStats;
@@ -282,7 +282,7 @@ final class ReplayEngine implements AutoCloseable {
     }
     report.failedKeys += result.failedBlocks().size();
     report.loadedBytes += session.loadedBlocks * cache.blockBytes();
-    for (FailedBlock failed : result.failedBlocks()) {
+    for (GroupBlock failed : result.failedBlocks()) {
       report.loadedBytes -= cache.objectBytes(failed.groupId());
     }
     if (settings.verification() == ReplaySettings.Verification.ALL) {
@@ -297,13 +297,13 @@ final class ReplayEngine implements AutoCloseable {
     }
   }
 
-  private void verify(GpuRank rank, Session session, List<FailedBlock> failedBlocks) {
-    Set<FailedBlock> failed = Set.copyOf(failedBlocks);
+  private void verify(GpuRank rank, Session session, List<GroupBlock> failedBlocks) {
+    Set<GroupBlock> failed = Set.copyOf(failedBlocks);
     for (int group = 0; group < session.blockIds.length; group++) {
       long objectBytes = cache.objectBytes(group);
       for (int i = 0; i < session.loadedBlocks; i++) {
         int blockId = session.blockIds[group][i];
-        if (failed.isEmpty() || !failed.contains(new FailedBlock(group, blockId))) {
+        if (failed.isEmpty() || !failed.contains(new GroupBlock(group, blockId))) {
           report.checkedBytes += objectBytes;
           report.corruptBytes += rank.wrongBytes(group, blockId, session.hashes[i]);
         }

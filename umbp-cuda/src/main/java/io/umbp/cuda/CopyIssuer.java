@@ -222,7 +222,19 @@ final class CopyIssuer {
         return;
       }
       LaunchTable table = device.takeTable();
-      ticket.keep(table);
+      if (table == null) {
+        for (int i = 0; i < launchCount; i++) {
+          copyPiece(launch[i]);
+        }
+      } else {
+        ticket.keep(table);
+        launch(table);
+      }
+      launchCount = 0;
+      launchBytes = 0;
+    }
+
+    private void launch(LaunchTable table) {
       boolean isStaged =
           staging != 0 && launchBytes <= settings.stagingBytes() && hasLongHostRuns();
       long staged = staging;
@@ -261,8 +273,6 @@ final class CopyIssuer {
           refused(launch[i], "the launch of the copy kernel", code);
         }
       }
-      launchCount = 0;
-      launchBytes = 0;
     }
 
     /** Tells whether the pieces lie so on the host that few copies serve many of them. */

@@ -78,7 +78,11 @@ final class CudaContext {
   int[] enter() {
     int[] mode = {CAPTURE_MODE_RELAXED};
     Driver.check("cuCtxPushCurrent", () -> JCudaDriver.cuCtxPushCurrent(handle));
-    Driver.code(() -> JCudaDriver.cuThreadExchangeStreamCaptureMode(mode));
+    int code = Driver.code(() -> JCudaDriver.cuThreadExchangeStreamCaptureMode(mode));
+    if (code != Driver.SUCCESS) {
+      Driver.code(() -> JCudaDriver.cuCtxPopCurrent(new CUcontext()));
+      throw Driver.failed("cuThreadExchangeStreamCaptureMode", code);
+    }
     return mode;
   }
 

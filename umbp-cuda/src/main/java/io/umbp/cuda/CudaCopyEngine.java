@@ -596,10 +596,18 @@ public final class CudaCopyEngine implements KVCopyEngine {
     issuers.add(issuer);
   }
 
-  /** Ends all batches of a device whose context is of no use any more, and closes the engine. */
-  void lose(CudaDevice device, String why, @Nullable Throwable cause) {
+  /**
+   * Ends all batches of a device that is of no use any more, and closes the engine.
+   *
+   * @param isDead whether the device has stopped for certain; else its batches end when their
+   *     stream is seen to have
+   */
+  void lose(CudaDevice device, String why, boolean isDead, @Nullable Throwable cause) {
     String reason =
         String.format("CUDA device %d is lost: %s; a new process is needed", device.ordinal(), why);
+    if (isDead) {
+      device.stop();
+    }
     if (device.loss() == null) {
       device.lose(reason);
       log.error("The copy engine is closed: {}", reason, cause);
@@ -613,11 +621,7 @@ public final class CudaCopyEngine implements KVCopyEngine {
     for (CudaDevice each : devices.values()) {
       each.takeWaiting().forEach(ticket -> ticket.end("the copy never began: " + reason));
     }
-    for (CudaCopyTicket ticket : running) {
-      if (ticket.device() == device && ticket.isEnqueued()) {
-        ticket.end(reason);
-      }
-    }
+    endAllDone(device);
   }
 
   private void follow() {

@@ -108,25 +108,46 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
   void enqueue() {
     CopyIssuer issuer = Objects.requireNonNull(rows);
     rows = null;
-    if (device.loss() == null) {
-      try {
-        int[] mode = device.context().enter();
-        try {
-          issuer.issue(this);
-        } finally {
-          device.context().exit(mode);
-        }
-      } catch (Throwable e) {
-        // Some rows may be on their way, and nothing tells when they end.
-        engine.lose(device, "the copies of a batch could not be enqueued: " + e, e);
+    device.beginTurn(isLoad);
+    try {
+      if (device.loss() == null) {
+        issue(issuer);
       }
+    } catch (Throwable e) {
+      // Some rows may be on their way, and nothing tells when they end.
+      engine.lose(device, "the copies of a batch could not be enqueued: " + e, false, e);
+    } finally {
+      device.endTurn(isLoad);
     }
     dropFence();
     engine.giveBack(issuer);
     isEnqueued = true;
-    String loss = device.loss();
-    if (loss != null) {
-      end(loss);
+    if (device.loss() != null || allDone == null) {
+      endIfDone();
+    }
+  }
+
+  private void issue(CopyIssuer issuer) {
+    int[] mode = device.context().enter();
+    try {
+      if (takeEvents()) {
+        issuer.issue(this);
+      }
+    } finally {
+      device.context().exit(mode);
+    }
+  }
+
+  /** Takes the events of all ends, or fails the batch before anything of it is enqueued. */
+  private boolean takeEvents() {
+    try {
+      for (int i = 0; i <= markDone.length; i++) {
+        events.add(device.takeEvent());
+      }
+      return true;
+    } catch (UMBPException e) {
+      failAll("no copy was enqueued: " + e.getMessage());
+      return false;
     }
   }
 
@@ -149,15 +170,14 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
 
   /** Records the end of a mark, or of the whole batch for a mark behind the last. */
   void recordEnd(int mark) {
-    CUevent event = device.takeEvent();
-    events.add(event);
+    CUevent event = events.get(mark);
     if (mark < markDone.length) {
       markDone[mark] = event;
     }
     allDone = event;
     int code = Driver.eventRecord(event, device.stream(isLoad));
     if (code != Driver.SUCCESS) {
-      engine.lose(device, Driver.describe("cuEventRecord", code), null);
+      throw Driver.failed("cuEventRecord", code);
     }
   }
 
@@ -257,14 +277,23 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
 
   /** Ends the batch if its copies have ended. The calling thread is inside the engine. */
   void endIfDone() {
-    if (isEnqueued && !isFinal && isDone(allDone)) {
+    if (!isEnqueued || isFinal) {
+      return;
+    }
+    String loss = device.loss();
+    if (loss != null) {
+      if (device.hasStopped(isLoad)) {
+        end(loss);
+      }
+    } else if (allDone == null || isDone(allDone)) {
       end(null);
       device.pump();
     }
   }
 
+  /** Tells whether an event is reached; with a lost device it may never have been recorded. */
   private boolean isDone(@Nullable CUevent event) {
-    if (event == null || !useEvents()) {
+    if (event == null || device.loss() != null || !useEvents()) {
       return false;
     }
     int code;
@@ -276,13 +305,13 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
         device.context().exit(mode);
       }
     } catch (UMBPException e) {
-      engine.lose(device, String.valueOf(e.getMessage()), e);
+      engine.lose(device, String.valueOf(e.getMessage()), false, e);
       return false;
     } finally {
       dropEvents();
     }
     if (code != Driver.SUCCESS && code != Driver.NOT_READY) {
-      engine.lose(device, Driver.describe("cuEventQuery", code), null);
+      engine.lose(device, Driver.describe("cuEventQuery", code), Driver.isSticky(code), null);
     }
     return code == Driver.SUCCESS;
   }
@@ -344,8 +373,8 @@ final class CudaCopyTicket implements CopyTicket.SupportsStreamWait {
     }
     try {
       drive();
-      if (!isEnqueued) {
-        return StreamWait.NOT_YET_ENQUEUED;
+      if (!isEnqueued || device.loss() != null) {
+        return isFinal ? StreamWait.ENQUEUED : StreamWait.NOT_YET_ENQUEUED;
       }
       CUevent event = markDone[mark];
       if (event != null && useEvents()) {

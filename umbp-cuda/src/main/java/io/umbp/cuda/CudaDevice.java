@@ -5,6 +5,7 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
 import java.util.List;
+import java.util.concurrent.ConcurrentLinkedDeque;
 import java.util.concurrent.locks.ReentrantLock;
 import jcuda.driver.CUdevice_attribute;
 import jcuda.driver.CUevent;
@@ -25,7 +26,12 @@ import org.slf4j.LoggerFactory;
  * <p>Streams, kernel, and a first stock of events and launch tables are made when the device is
  * opened, before serving: while an engine captures a graph nothing needs to be created.
  */
-// The lock guards the fields below it. No driver call and no other lock is taken inside it.
+// The lock guards the fields below it. No driver call and no other lock is taken inside it. It is
+// never taken while the context is current: a virtual thread that waits there goes on on another
+// thread of the system, which has another context. So the stocks of events and tables have no lock.
+// A staging buffer is one for all batches of its direction, in the order of their stream: between
+// the call that fills it and the call that empties it no other batch's may come. So a batch that
+// may use it is enqueued in a turn of its own, which is taken before the lock and the context.
 final class CudaDevice {
   private static final Logger log = LoggerFactory.getLogger(CudaDevice.class);
   private static final int FIRST_EVENTS = 64;
@@ -38,6 +44,8 @@ final class CudaDevice {
   private final CUmodule module = new CUmodule();
   private final CUfunction function = new CUfunction();
   private final List<Handles.Address> staging = new ArrayList<>();
+  private final ReentrantLock loadTurn = new ReentrantLock();
+  private final ReentrantLock storeTurn = new ReentrantLock();
   private int streams;
   private boolean hasKernel;
   private int multiprocessors;
@@ -46,11 +54,17 @@ final class CudaDevice {
   /** Why the device is of no use any more. */
   private volatile @Nullable String loss;
 
+  /** Whether the lost device has stopped, as its context's error tells. */
+  private volatile boolean isDead;
+
+  /** Whether memory for another launch table was refused. */
+  private volatile boolean hasNoRoom;
+
+  private final Deque<CUevent> events = new ConcurrentLinkedDeque<>();
+  private final Deque<LaunchTable> tables = new ConcurrentLinkedDeque<>();
   private final ReentrantLock lock = new ReentrantLock();
   private final Deque<CudaCopyTicket> waitingLoads = new ArrayDeque<>();
   private final Deque<CudaCopyTicket> waitingStores = new ArrayDeque<>();
-  private final Deque<CUevent> events = new ArrayDeque<>();
-  private final Deque<LaunchTable> tables = new ArrayDeque<>();
   private long inFlightBytes;
 
   private CudaDevice(CudaContext context, CudaCopySettings settings) {
@@ -179,6 +193,19 @@ final class CudaDevice {
     return staging.isEmpty() ? 0 : staging.get(isLoad ? 0 : 1).value();
   }
 
+  /** Waits until no other thread enqueues a batch of the direction that may use its staging. */
+  void beginTurn(boolean isLoad) {
+    if (!staging.isEmpty()) {
+      (isLoad ? loadTurn : storeTurn).lock();
+    }
+  }
+
+  void endTurn(boolean isLoad) {
+    if (!staging.isEmpty()) {
+      (isLoad ? loadTurn : storeTurn).unlock();
+    }
+  }
+
   boolean hasKernel() {
     return hasKernel;
   }
@@ -197,41 +224,39 @@ final class CudaDevice {
 
   /** Takes an event from the stock, or makes one; the context is current. */
   CUevent takeEvent() {
-    CUevent event = poll(events);
+    CUevent event = events.poll();
     return event == null ? createEvent() : event;
   }
 
   void giveBack(CUevent event) {
-    lock.lock();
-    try {
-      events.push(event);
-    } finally {
-      lock.unlock();
-    }
+    events.push(event);
   }
 
-  /** Takes a launch table from the stock, or makes one; the context is current. */
-  LaunchTable takeTable() {
-    LaunchTable table = poll(tables);
-    return table == null ? new LaunchTable(List.of(context), settings.tableRanges()) : table;
+  /**
+   * Takes a launch table from the stock, or makes one; the context is current.
+   *
+   * @return null when there is none, and no memory for more: that was tried once
+   */
+  @Nullable LaunchTable takeTable() {
+    LaunchTable table = tables.poll();
+    if (table != null || hasNoRoom) {
+      return table;
+    }
+    try {
+      return new LaunchTable(List.of(context), settings.tableRanges());
+    } catch (UMBPException e) {
+      hasNoRoom = true;
+      log.warn(
+          "Device {} copies small ranges one by one while its launch tables are in use:"
+              + " there is no room for more",
+          ordinal(),
+          e);
+      return null;
+    }
   }
 
   void giveBack(LaunchTable table) {
-    lock.lock();
-    try {
-      tables.push(table);
-    } finally {
-      lock.unlock();
-    }
-  }
-
-  private <T> @Nullable T poll(Deque<T> stock) {
-    lock.lock();
-    try {
-      return stock.poll();
-    } finally {
-      lock.unlock();
-    }
+    tables.push(table);
   }
 
   /** Puts a batch in the queue of its direction. */
@@ -291,6 +316,28 @@ final class CudaDevice {
     }
   }
 
+  void stop() {
+    isDead = true;
+  }
+
+  /** Tells whether nothing runs any more on a stream of a lost device. */
+  boolean hasStopped(boolean isLoad) {
+    if (isDead) {
+      return true;
+    }
+    try {
+      int[] mode = context.enter();
+      try {
+        return Driver.code(() -> JCudaDriver.cuStreamQuery(stream(isLoad))) != Driver.NOT_READY;
+      } finally {
+        context.exit(mode);
+      }
+    } catch (UMBPException e) {
+      log.debug("Device {} is gone with its streams", ordinal(), e);
+      return true;
+    }
+  }
+
   void lose(String why) {
     loss = why;
   }
@@ -301,18 +348,7 @@ final class CudaDevice {
 
   /** Frees all that was made, as far as the context still lets it. No batch is running. */
   void close() {
-    List<CUevent> allEvents;
-    List<LaunchTable> allTables;
-    lock.lock();
-    try {
-      allEvents = List.copyOf(events);
-      allTables = List.copyOf(tables);
-      events.clear();
-      tables.clear();
-    } finally {
-      lock.unlock();
-    }
-    allTables.forEach(
+    tables.forEach(
         table -> {
           if (loss == null) {
             table.pinned().release(context);
@@ -329,7 +365,7 @@ final class CudaDevice {
       return;
     }
     try {
-      allEvents.forEach(event -> Driver.code(() -> JCudaDriver.cuEventDestroy(event)));
+      events.forEach(event -> Driver.code(() -> JCudaDriver.cuEventDestroy(event)));
       staging.forEach(buffer -> Driver.code(() -> JCudaDriver.cuMemFree(buffer)));
       if (hasKernel) {
         Driver.code(() -> JCudaDriver.cuModuleUnload(module));

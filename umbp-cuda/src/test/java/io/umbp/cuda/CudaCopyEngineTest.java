@@ -69,6 +69,9 @@ class CudaCopyEngineTest {
   void close() {
     rig.driver.releaseCopies();
     engine.close(LONG);
+    if (!leavesMemory) {
+      rig.assertEnginesLeftNothing();
+    }
     rig.close();
     if (!leavesMemory) {
       rig.assertNothingLeft();
@@ -196,6 +199,31 @@ class CudaCopyEngineTest {
     assertNull(
         finish(engine.submit(CudaRig.whole(TransferDirection.LOAD, tensor, slab), fence))
             .failure(0));
+  }
+
+  @Test
+  @DisplayName("every call gives the thread the capture mode back that it had")
+  void captureModesOfThreads() {
+    KVCacheTensor tensor = registered(0, 65_536);
+    HostSlab slab = engine.allocateSlab(65_536);
+    for (int own : new int[] {1, 2, 0}) {
+      exchangeMode(own);
+      assertEquals(own, exchangeMode(own));
+      engine.allocateSlab(4096);
+      assertEquals(own, exchangeMode(own), "after a slab");
+      CopyTicket ticket =
+          engine.submit(CudaRig.whole(TransferDirection.LOAD, tensor, slab), rig.fence(0));
+      assertEquals(own, exchangeMode(own), "after a submission");
+      finish(ticket);
+      assertEquals(own, exchangeMode(own), "after a wait");
+    }
+  }
+
+  /** Sets the thread's capture mode; returns the one it had. */
+  private static int exchangeMode(int mode) {
+    int[] exchanged = {mode};
+    Driver.check("exchange", () -> JCudaDriver.cuThreadExchangeStreamCaptureMode(exchanged));
+    return exchanged[0];
   }
 
   @Test

@@ -123,6 +123,7 @@ class CudaCopyProperties {
     }
     assertEquals(batch.count(), engine.stats().ranges());
     engine.close(Duration.ofSeconds(20));
+    rig.assertEnginesLeftNothing();
     rig.close();
     rig.assertNothingLeft();
   }

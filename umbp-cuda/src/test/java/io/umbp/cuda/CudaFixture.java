@@ -169,6 +169,7 @@ final class CudaFixture implements KVCopyEngineContract.Fixture {
   @Override
   public void close() {
     engine.close(Duration.ofSeconds(20));
+    rig.assertEnginesLeftNothing();
     rig.close();
     rig.assertNothingLeft();
   }

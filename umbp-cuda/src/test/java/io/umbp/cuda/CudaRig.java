@@ -27,6 +27,7 @@ final class CudaRig implements AutoCloseable {
   final FakeCudaDriver driver;
   final int devices;
   private final FakeCudaDriver.Live before;
+  private final FakeCudaDriver.Live own;
   private final List<CUcontext> contexts = new ArrayList<>();
   private final List<CUstream> streams = new ArrayList<>();
   private final List<CUdeviceptr> allocations = new ArrayList<>();
@@ -49,6 +50,7 @@ final class CudaRig implements AutoCloseable {
       on(i, () -> JCudaDriver.cuStreamCreate(stream, CUstream_flags.CU_STREAM_NON_BLOCKING));
       streams.add(stream);
     }
+    own = driver.live();
   }
 
   /** Returns the fake driver, or skips the test where it can't be; in CI it has to be. */
@@ -118,6 +120,21 @@ final class CudaRig implements AutoCloseable {
     byte[] bytes = new byte[(int) slab.sizeBytes()];
     slab.buffer().get(0, bytes);
     return bytes;
+  }
+
+  /** Checks that copy engines left nothing; contexts that are released later would hide it. */
+  void assertEnginesLeftNothing() {
+    FakeCudaDriver.Live expected =
+        new FakeCudaDriver.Live(
+            own.deviceAllocations() + allocations.size(),
+            own.hostAllocations(),
+            own.registrations(),
+            own.streams(),
+            own.events(),
+            own.modules(),
+            own.primaryRetains(),
+            own.contexts());
+    assertEquals(expected, driver.live());
   }
 
   /** Frees what the serving engine has; then nothing may be left, and nothing touched too late. */

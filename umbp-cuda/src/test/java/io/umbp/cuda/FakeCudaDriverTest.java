@@ -274,6 +274,7 @@ class FakeCudaDriverTest {
     assertEquals(ILLEGAL_ADDRESS, copy(device, from, 1), "the error stays");
     push(1);
     ok(JCudaDriver.cuMemcpyAsync(at(other), at(from), 8, rig.stream(1)));
+    ok(JCudaDriver.cuStreamSynchronize(rig.stream(1)));
     pop();
   }
 

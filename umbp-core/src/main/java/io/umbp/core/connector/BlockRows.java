@@ -93,6 +93,11 @@ final class BlockRows {
       return leadingKeys / keysPerAlignment * alignment;
     }
 
+    /** Keys on all ranks of aligned tokens: the inverse of {@link #tokensOf}. */
+    int keysOf(int tokens) {
+      return tokens / alignment * keysPerAlignment;
+    }
+
     /** The largest count of tokens that divides all block sizes. */
     int step() {
       return step;

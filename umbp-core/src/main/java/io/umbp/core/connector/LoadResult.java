@@ -1,6 +1,5 @@
 package io.umbp.core.connector;
 
-import io.umbp.api.UMBPException;
 import java.util.List;
 
 /**
@@ -10,23 +9,7 @@ import java.util.List;
  * @param failedBlocks destination blocks that hold no usable bytes, each once, in prefix order;
  *     copied
  */
-public record LoadResult(String requestId, List<FailedBlock> failedBlocks) {
-  /**
-   * A destination block whose load did not complete.
-   *
-   * @param groupId the KV cache group
-   * @param blockId the engine's block in that group
-   */
-  public record FailedBlock(int groupId, int blockId) {
-    /** Checks the signs. */
-    public FailedBlock {
-      if (groupId < 0 || blockId < 0) {
-        throw UMBPException.invalid(
-            "failed block %d of group %d; both must be >= 0", blockId, groupId);
-      }
-    }
-  }
-
+public record LoadResult(String requestId, List<GroupBlock> failedBlocks) {
   /** Copies the list. */
   public LoadResult {
     failedBlocks = List.copyOf(failedBlocks);

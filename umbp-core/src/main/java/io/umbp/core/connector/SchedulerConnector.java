@@ -9,6 +9,7 @@ import io.umbp.api.LoadSpec;
 import io.umbp.api.RankTopology;
 import io.umbp.api.StoreEventResult;
 import io.umbp.api.StoreEventResult.StoredObject;
+import io.umbp.api.SupportsHold;
 import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPException;
@@ -16,8 +17,8 @@ import io.umbp.api.UMBPHandshakeMetadata;
 import io.umbp.api.UMBPRuntime;
 import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.core.connector.BlockRows.Groups;
-import io.umbp.core.connector.LoadResult.FailedBlock;
 import io.umbp.core.request.RequestTracker;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
@@ -57,6 +58,7 @@ public final class SchedulerConnector implements AutoCloseable {
   private final Map<String, Load> orphans = new HashMap<>();
   private final Map<Long, StoreEvent> events = new HashMap<>();
   private @Nullable Adopted adopted;
+  private @Nullable Duration holdLimit;
   private boolean isClosed;
   private long nextEvent;
 
@@ -69,6 +71,7 @@ public final class SchedulerConnector implements AutoCloseable {
     final String id;
     BlockHashes hashes;
     @Nullable Load load;
+    SupportsHold.@Nullable Hold hold;
     int loadedFrom;
     int loadedTo;
     int storeTo;
@@ -77,6 +80,13 @@ public final class SchedulerConnector implements AutoCloseable {
     Request(String id, BlockHashes hashes) {
       this.id = id;
       this.hashes = hashes;
+    }
+
+    void dropHold() {
+      if (hold != null) {
+        hold.close();
+        hold = null;
+      }
     }
   }
 
@@ -154,7 +164,39 @@ public final class SchedulerConnector implements AutoCloseable {
     }
     UMBPSchedulerHandle handle =
         runtime.createSchedulerHandle(own.namespace(), topology, own.layout());
+    try {
+      checkHold(handle, holdLimit);
+    } catch (UMBPException e) {
+      handle.close();
+      throw e;
+    }
     adopted = new Adopted(handshake, handle, groups);
+  }
+
+  /**
+   * Lets lookups from now on hold what they find, so that it is not evicted before it is loaded.
+   * The hold of a request ends with its load, with {@link #finish}, with its next lookup, at the
+   * limit, or when the namespace is cleared; what is admitted to be left out is let go at once.
+   *
+   * @param limit longest time from a lookup to the start of its load, above zero
+   * @throws UMBPException INVALID_ARGUMENT; UNSUPPORTED when the adopted store can't hold, or else
+   *     the adoption is refused with that
+   */
+  public void holdHits(Duration limit) {
+    if (limit.isZero() || limit.isNegative()) {
+      throw UMBPException.invalid("the limit of a hold, %s, must be > 0", limit);
+    }
+    if (adopted != null) {
+      checkHold(adopted.handle, limit);
+    }
+    holdLimit = limit;
+  }
+
+  private static void checkHold(UMBPSchedulerHandle handle, @Nullable Duration limit) {
+    if (limit != null && !(handle instanceof SupportsHold)) {
+      throw new UMBPException(
+          UMBPException.Reason.UNSUPPORTED, "this runtime can't hold what a lookup found");
+    }
   }
 
   /**
@@ -218,6 +260,7 @@ public final class SchedulerConnector implements AutoCloseable {
   }
 
   private int hitTokens(Request request, int tokenCount, int localTokens) {
+    request.dropHold();
     Adopted agreed = adopted;
     if (agreed == null || orphans.containsKey(request.id)) {
       return 0;
@@ -229,12 +272,33 @@ public final class SchedulerConnector implements AutoCloseable {
       return 0;
     }
     BlockRows rows = agreed.groups.between(localTokens, end);
-    boolean[] present = agreed.handle.lookup(rows.allRankKeys(request.hashes));
+    boolean[] present = lookup(agreed.handle, request, rows.allRankKeys(request.hashes));
     int run = 0;
     while (run < present.length && present[run]) {
       run++;
     }
-    return agreed.groups.tokensOf(run);
+    int hit = agreed.groups.tokensOf(run);
+    keepHeld(request, agreed.groups, hit);
+    return hit;
+  }
+
+  private boolean[] lookup(UMBPSchedulerHandle handle, Request request, BlockKeys keys) {
+    Duration limit = holdLimit;
+    if (limit == null) {
+      return handle.lookup(keys);
+    }
+    SupportsHold.Hold hold = ((SupportsHold) handle).lookupAndHold(keys, limit);
+    request.hold = hold;
+    return hold.present();
+  }
+
+  /** Lets go of what a request does not load: all but so many tokens behind the local ones. */
+  private static void keepHeld(Request request, Groups groups, int tokens) {
+    if (tokens == 0) {
+      request.dropHold();
+    } else if (request.hold != null) {
+      request.hold.keepFirst(groups.keysOf(tokens));
+    }
   }
 
   /** Tokens that the given hashes cover. */
@@ -277,6 +341,9 @@ public final class SchedulerConnector implements AutoCloseable {
     request.storeTo = 0;
     request.retryFrom = Integer.MAX_VALUE;
     dueStores.remove(requestId);
+    if (agreed != null) {
+      keepHeld(request, agreed.groups, loadTokens);
+    }
     if (agreed != null && loadTokens > 0) {
       int from = spec.localTokens();
       BlockRows rows = agreed.groups.between(from, end);
@@ -398,7 +465,7 @@ public final class SchedulerConnector implements AutoCloseable {
     if (request == null || load == null) {
       return OptionalInt.empty();
     }
-    for (FailedBlock failed : result.failedBlocks()) {
+    for (GroupBlock failed : result.failedBlocks()) {
       load.validTokens = Math.min(load.validTokens, startTokens(load, failed));
     }
     load.reports++;
@@ -409,6 +476,7 @@ public final class SchedulerConnector implements AutoCloseable {
     request.loadedFrom = load.fromTokens;
     request.loadedTo = valid;
     request.load = null;
+    request.dropHold();
     if (valid < load.toTokens) {
       request.storeTo = 0;
       dueStores.remove(request.id);
@@ -416,7 +484,7 @@ public final class SchedulerConnector implements AutoCloseable {
     return OptionalInt.of(valid);
   }
 
-  private static int startTokens(Load load, FailedBlock failed) {
+  private static int startTokens(Load load, GroupBlock failed) {
     BlockLoadBatch batch = load.batch;
     for (int row = 0; row < batch.size(); row++) {
       if (batch.blockId(row) == failed.blockId() && batch.keys().groupId(row) == failed.groupId()) {
@@ -509,6 +577,9 @@ public final class SchedulerConnector implements AutoCloseable {
   public void finish(String requestId) {
     Request request = requests.remove(requestId);
     boolean isLoadDue = dueLoads.remove(requestId) != null;
+    if (request != null) {
+      request.dropHold();
+    }
     if (request != null && request.load != null && !isLoadDue) {
       orphans.put(requestId, request.load);
     }

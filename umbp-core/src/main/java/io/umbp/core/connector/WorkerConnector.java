@@ -17,15 +17,20 @@ import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPHandshakeMetadata;
 import io.umbp.api.UMBPWorkerHandle;
-import io.umbp.core.connector.LoadResult.FailedBlock;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collection;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.Iterator;
+import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.function.Consumer;
+import java.util.function.Predicate;
+import java.util.function.UnaryOperator;
 import org.jspecify.annotations.Nullable;
 
 /**
@@ -37,6 +42,9 @@ import org.jspecify.annotations.Nullable;
  * stores them for all; the others leave them out, and report the event all the same.
  */
 public final class WorkerConnector {
+  /** How long a wait for a layer goes between two looks at its marks. */
+  private static final Duration LAYER_LOOK = Duration.ofNanos(100_000);
+
   private final UMBPWorkerHandle handle;
   private final UMBPHandshakeMetadata handshake;
   private final RankNamespace rank;
@@ -105,9 +113,9 @@ public final class WorkerConnector {
         loads.add(handle.load(batch, destinationFree));
       } catch (RuntimeException | Error e) {
         refusal = first(refusal, e);
-        List<FailedBlock> all = new ArrayList<>();
+        List<GroupBlock> all = new ArrayList<>();
         for (int i = 0; i < batch.size(); i++) {
-          all.add(new FailedBlock(batch.keys().groupId(i), batch.blockId(i)));
+          all.add(new GroupBlock(batch.keys().groupId(i), batch.blockId(i)));
         }
         endedLoads.add(new LoadResult(batch.requestId(), all));
       }
@@ -190,6 +198,66 @@ public final class WorkerConnector {
   }
 
   /**
+   * Cancels the loads and stores of requests that lose their blocks, because they were preempted or
+   * aborted. Copies that have begun go on: their blocks are named, and the engine gives none of
+   * them away while {@link #blocksInUse} names it. What was cancelled is still reported by {@link
+   * #poll}; nothing of a cancelled store becomes visible. Other requests are not touched.
+   *
+   * @param requestIds the requests; those without a load or store are ignored
+   * @return the blocks of these requests that copies of this rank still read or write
+   */
+  public List<GroupBlock> preempt(Collection<String> requestIds) {
+    UnaryOperator<TransferJobState> cancel =
+        job -> requestIds.contains(job.requestId()) ? handle.cancel(job) : job;
+    loads.replaceAll(cancel);
+    events.values().forEach(event -> event.stores.replaceAll(cancel));
+    return blocksInUse(requestIds);
+  }
+
+  /**
+   * Looks which blocks of some requests copies of this rank still read or write.
+   *
+   * @param requestIds the requests
+   * @return the blocks, each once; all others of these requests may be given away
+   */
+  public List<GroupBlock> blocksInUse(Collection<String> requestIds) {
+    Set<GroupBlock> inUse = new LinkedHashSet<>();
+    Consumer<TransferJobState> look =
+        job -> {
+          if (requestIds.contains(job.requestId())) {
+            collect(handle.poll(job), KeyOutcome.PENDING::equals, inUse);
+          }
+        };
+    loads.forEach(look);
+    events.values().forEach(event -> event.stores.forEach(look));
+    return List.copyOf(inUse);
+  }
+
+  /**
+   * Waits until no load of this rank will write to a layer any more, so that the engine can compute
+   * it while the loads of later layers go on. What failed is still to be learned from {@link
+   * #poll}.
+   *
+   * @param layerName a layer of the layout
+   * @param timeout longest time to wait, at least zero
+   * @return false when the time is up. An interrupt ends the wait and stays set
+   * @throws UMBPException INVALID_ARGUMENT when a load runs and the layer is unknown
+   */
+  public boolean awaitLayer(String layerName, Duration timeout) {
+    long start = System.nanoTime();
+    for (TransferJobState load : loads) {
+      while (!handle.isLayerLoaded(load, layerName)) {
+        Duration left = timeout.minusNanos(System.nanoTime() - start);
+        if (left.isNegative() || left.isZero() || Thread.currentThread().isInterrupted()) {
+          return false;
+        }
+        handle.await(load, left.compareTo(LAYER_LOOK) < 0 ? left : LAYER_LOOK);
+      }
+    }
+    return true;
+  }
+
+  /**
    * Looks which jobs have ended and publishes the stores among them. A job past its deadline counts
    * as running until its copies have ended.
    *
@@ -239,14 +307,20 @@ public final class WorkerConnector {
     return new StoredObject(keys.groupId(index), keys.hashes().get(keys.row(index)));
   }
 
-  private static List<FailedBlock> failedBlocks(TransferJobState load) {
-    List<FailedBlock> failed = new ArrayList<>();
-    for (int i = 0; i < load.size(); i++) {
-      if (load.outcome(i) != KeyOutcome.COMPLETED) {
-        failed.add(new FailedBlock(load.keys().groupId(i), load.blockId(i)));
+  private static List<GroupBlock> failedBlocks(TransferJobState load) {
+    List<GroupBlock> failed = new ArrayList<>();
+    collect(load, outcome -> outcome != KeyOutcome.COMPLETED, failed);
+    return failed;
+  }
+
+  /** Adds the blocks of a job's keys whose outcomes are such. */
+  private static void collect(
+      TransferJobState job, Predicate<KeyOutcome> outcomes, Collection<GroupBlock> into) {
+    for (int i = 0; i < job.size(); i++) {
+      if (outcomes.test(job.outcome(i))) {
+        into.add(new GroupBlock(job.keys().groupId(i), job.blockId(i)));
       }
     }
-    return failed;
   }
 
   /**

@@ -20,7 +20,6 @@ import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.api.UMBPWorkerHandle;
 import io.umbp.core.connector.ConnectorRig.Shape;
 import io.umbp.core.connector.ConnectorRig.Step;
-import io.umbp.core.connector.LoadResult.FailedBlock;
 import io.umbp.core.runtime.EmbeddedRuntime;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Proxy;
@@ -306,7 +305,7 @@ class ReplicatedGroupsTest {
       LoadResult whole = rig.workers.get(0).poll().loads().get(0);
       LoadResult partial = rig.workers.get(1).poll().loads().get(0);
       assertEquals(new LoadResult("r", List.of()), whole);
-      assertEquals(new LoadResult("r", List.of(new FailedBlock(0, 11))), partial);
+      assertEquals(new LoadResult("r", List.of(new GroupBlock(0, 11))), partial);
       rig.scheduler.loadFinished(whole);
       assertEquals(16, rig.scheduler.loadFinished(partial).getAsInt());
     }

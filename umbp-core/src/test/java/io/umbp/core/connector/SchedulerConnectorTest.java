@@ -20,8 +20,8 @@ import io.umbp.api.UMBPConnectorMetadata;
 import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPException;
 import io.umbp.core.connector.ConnectorRig.Step;
-import io.umbp.core.connector.LoadResult.FailedBlock;
 import io.umbp.testkit.FakeGpu;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -331,6 +331,77 @@ class SchedulerConnectorTest {
   }
 
   @Test
+  @DisplayName("case 28: what a lookup found stays until it is loaded, when hits are held")
+  void aHeldHitIsLoadedWhole() {
+    for (int ranks : new int[] {1, 2}) {
+      try (ConnectorRig rig = new ConnectorRig(ranks, 8, 16, 16)) {
+        rig.scheduler.holdHits(Duration.ofSeconds(30));
+        BlockHashes prompt = hashes(1, 4);
+        rig.store("r1", 64, prompt, 0, 1, 2, 3);
+        rig.scheduler.finish("r1");
+        assertEquals(64, rig.scheduler.lookup("r", 65, prompt, 0).tokensToLoad());
+        ConnectorRig.Step other = rig.store("r2", 128, hashes(2, 8), blocks(10, 8));
+        int refused = only(other.endedEvents()).failedObjects().size();
+        // Of two ranks that share the pool the first takes what is free.
+        assertEquals(ranks == 1 ? 4 : 8, refused, "r2 never gets more than 4 blocks in");
+        rig.scheduler.admit("r", 64, new int[] {20, 21, 22, 23});
+        assertEquals(Map.of("r", 64), rig.step().validTokens());
+        assertEquals(0, rig.runtime.stats().leases(), "the hold ends with the load");
+        rig.store("r3", 128, hashes(3, 8), blocks(30, 8));
+        assertEquals(128, rig.hit(129, hashes(3, 8)), "evictable again");
+      }
+    }
+  }
+
+  @Test
+  void aHoldKeepsOnlyWhatIsLoaded() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      rig.scheduler.holdHits(Duration.ofSeconds(30));
+      BlockHashes prompt = hashes(1, 6);
+      rig.store("first", 96, prompt, blocks(0, 6));
+      assertEquals(80, rig.scheduler.lookup("r", 90, prompt, 0).tokensToLoad());
+      assertEquals(5, rig.runtime.stats().leases(), "the last token is left to compute");
+      rig.scheduler.admit("r", 32, new int[] {20, 21});
+      assertEquals(2, rig.runtime.stats().leases());
+      assertEquals(Map.of("r", 32), rig.step().validTokens());
+      assertEquals(0, rig.runtime.stats().leases());
+    }
+  }
+
+  @Test
+  void aHoldEndsWithItsRequestTheNextLookupOrAMiss() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      rig.scheduler.holdHits(Duration.ofSeconds(30));
+      BlockHashes prompt = hashes(1, 4);
+      rig.store("first", 64, prompt, 0, 1, 2, 3);
+      rig.scheduler.lookup("r", 65, prompt, 0);
+      rig.scheduler.lookup("r", 65, prompt, 0);
+      assertEquals(4, rig.runtime.stats().leases(), "one hold");
+      rig.scheduler.finish("r");
+      assertEquals(0, rig.runtime.stats().leases());
+      rig.scheduler.lookup("s", 65, hashes(2, 4), 0);
+      rig.scheduler.lookup("s", 65, prompt, 0);
+      rig.scheduler.admit("s", 0, new int[] {20, 21, 22, 23});
+      assertEquals(0, rig.runtime.stats().leases(), "nothing is loaded");
+      rig.scheduler.lookup("t", 65, prompt, 0);
+      rig.scheduler.close();
+      assertEquals(0, rig.runtime.stats().leases(), "the connector is closed");
+    }
+  }
+
+  @Test
+  void limitsOfHoldsAreChecked() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      assertRefused("must be > 0", () -> rig.scheduler.holdHits(Duration.ZERO));
+    }
+  }
+
+  private static StoreEventResult only(Map<Long, StoreEventResult> events) {
+    assertEquals(1, events.size());
+    return events.values().iterator().next();
+  }
+
+  @Test
   @DisplayName("case 35: the tail of a chain is evicted first")
   void theTailIsEvictedFirst() {
     try (ConnectorRig rig = new ConnectorRig(1, 4, 16, 16)) {
@@ -500,7 +571,7 @@ class SchedulerConnectorTest {
       rig.store("first", 32, prompt, 0, 1);
       rig.scheduler.lookup("r", 33, prompt, 0);
       rig.scheduler.admit("r", 32, blocks(10, 2));
-      LoadResult wrong = new LoadResult("r", List.of(new FailedBlock(0, 99)));
+      LoadResult wrong = new LoadResult("r", List.of(new GroupBlock(0, 99)));
       assertRefused("99", () -> rig.scheduler.loadFinished(wrong));
       assertRefused("still loads", () -> rig.scheduler.lookup("r", 33, prompt, 0));
     }

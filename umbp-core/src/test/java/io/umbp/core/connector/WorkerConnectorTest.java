@@ -3,6 +3,7 @@ package io.umbp.core.connector;
 import static io.umbp.core.connector.ConnectorRig.blocks;
 import static io.umbp.core.connector.ConnectorRig.hashes;
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -19,7 +20,6 @@ import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPException;
 import io.umbp.api.UMBPNamespace;
 import io.umbp.api.UMBPWorkerHandle;
-import io.umbp.core.connector.LoadResult.FailedBlock;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Proxy;
 import java.time.Duration;
@@ -28,6 +28,7 @@ import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.stream.IntStream;
 import org.junit.jupiter.api.DisplayName;
 import org.junit.jupiter.api.Test;
 
@@ -57,6 +58,87 @@ class WorkerConnectorTest {
   }
 
   @Test
+  @DisplayName("case 51: the blocks of an aborted load are named until its copy has ended")
+  void anAbortedLoadNamesItsBlocks() {
+    try (ConnectorRig rig = new ConnectorRig(1, 64, 16, 16)) {
+      BlockHashes first = hashes(1, 31);
+      BlockHashes second = hashes(2, 32);
+      for (int block = 100; block < 132; block++) {
+        rig.fill(0, 0, block, 7);
+      }
+      rig.store("b", 32 * 16, second, blocks(100, 32));
+      rig.store("a", 31 * 16, first, blocks(140, 31));
+      WorkerConnector worker = rig.workers.get(0);
+      worker.startLoads(load("a", first, blocks(14, 31)), DONE);
+      assertEquals(List.of(), worker.preempt(List.of("other")));
+      List<GroupBlock> inUse = worker.preempt(List.of("a"));
+      assertEquals(
+          IntStream.range(14, 45).mapToObj(block -> new GroupBlock(0, block)).toList(), inUse);
+      assertEquals(inUse, worker.blocksInUse(List.of("a", "b")));
+      rig.gpu.runAll();
+      assertEquals(List.of(), worker.blocksInUse(List.of("a", "b")), "right after the copy");
+      assertEquals("a", worker.poll().loads().get(0).requestId());
+      worker.startLoads(load("b", second, blocks(1, 32)), DONE);
+      rig.gpu.runAll();
+      assertEquals(List.of(new LoadResult("b", List.of())), worker.poll().loads());
+      for (int block = 1; block < 33; block++) {
+        assertTrue(rig.holds(0, 0, block, 7), "block " + block);
+      }
+    }
+  }
+
+  @Test
+  @DisplayName("case 47: a preempted store names its block, and is never seen")
+  void aPreemptedStoreIsNeverSeen() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      rig.fill(0, 0, 5, 1);
+      rig.fill(0, 0, 6, 2);
+      WorkerConnector worker = rig.workers.get(0);
+      BlockHashes mine = hashes(1, 1);
+      BlockHashes others = hashes(2, 1);
+      UMBPConnectorMetadata step =
+          new UMBPConnectorMetadata(
+              Map.of(),
+              Map.of(
+                  "r1", BlockStoreBatch.of("r1", keys(mine), new int[] {5}),
+                  "r2", BlockStoreBatch.of("r2", keys(others), new int[] {6})),
+              3);
+      worker.startStores(step, DONE);
+      assertEquals(List.of(new GroupBlock(0, 5)), worker.preempt(List.of("r1")));
+      assertEquals(List.of(new GroupBlock(0, 6)), worker.blocksInUse(List.of("r2")));
+      rig.gpu.runAll();
+      assertEquals(List.of(), worker.blocksInUse(List.of("r1")));
+      rig.fill(0, 0, 5, 9);
+      Set<StoredObject> failed = Set.of(new StoredObject(0, mine.get(0)));
+      assertEquals(event(3, failed), worker.poll().metadata());
+      assertEquals(0, rig.hit(17, mine));
+      assertEquals(16, rig.hit(17, others), "the store of the other request");
+    }
+  }
+
+  @Test
+  void aLayerIsAwaitedWhileLaterLayersLoad() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16, 16)) {
+      BlockHashes prompt = hashes(1, 2);
+      rig.scheduler.lookup("first", 32, prompt, 0);
+      rig.scheduler.admit("first", 0, new int[] {0, 1}, new int[] {2, 3});
+      rig.scheduler.planStores("first", 32);
+      rig.step();
+      WorkerConnector worker = rig.workers.get(0);
+      assertTrue(worker.awaitLayer("stage0.group0", Duration.ZERO), "nothing is loaded");
+      rig.scheduler.lookup("r", 33, prompt, 0);
+      rig.scheduler.admit("r", 32, new int[] {10, 11}, new int[] {12, 13});
+      rig.start();
+      assertFalse(worker.awaitLayer("stage0.group0", Duration.ZERO));
+      assertFalse(worker.awaitLayer("stage0.group1", Duration.ofMillis(1)));
+      rig.gpu.runAll();
+      assertTrue(worker.awaitLayer("stage0.group0", Duration.ZERO));
+      assertTrue(worker.awaitLayer("stage0.group1", Duration.ZERO));
+      assertEquals(Map.of("r", 32), rig.step().validTokens());
+    }
+  }
+
+  @Test
   @DisplayName("case 23: loads into 10, 11, 12 of which 12 fails report exactly {12}, once")
   void aFailedLoadNamesItsBlocksOnce() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
@@ -72,7 +154,7 @@ class WorkerConnectorTest {
       assertEquals(1, worker.runningCount());
       rig.gpu.runAll();
       assertEquals(
-          List.of(new LoadResult("r", List.of(new FailedBlock(0, 12)))), worker.poll().loads());
+          List.of(new LoadResult("r", List.of(new GroupBlock(0, 12)))), worker.poll().loads());
       assertEquals(NOTHING, worker.poll());
       assertEquals(0, worker.runningCount());
       assertTrue(rig.holds(0, 0, 10, 1));
@@ -86,7 +168,7 @@ class WorkerConnectorTest {
       WorkerConnector worker = rig.workers.get(0);
       worker.startLoads(load("r", hashes(1, 1), 10), DONE);
       assertEquals(
-          List.of(new LoadResult("r", List.of(new FailedBlock(0, 10)))), worker.poll().loads());
+          List.of(new LoadResult("r", List.of(new GroupBlock(0, 10)))), worker.poll().loads());
     }
   }
 
@@ -188,7 +270,7 @@ class WorkerConnectorTest {
           Set.of(
               new LoadResult("good", List.of()),
               new LoadResult(
-                  "bad", List.of(new FailedBlock(0, 12), new FailedBlock(0, ConnectorRig.BLOCKS)))),
+                  "bad", List.of(new GroupBlock(0, 12), new GroupBlock(0, ConnectorRig.BLOCKS)))),
           Set.copyOf(worker.poll().loads()));
     }
   }
