@@ -42,6 +42,11 @@ CUresult check_captures(void) {
   return result;
 }
 
+/* Whether a capture makes the default stream of a context unusable. */
+static int blocks_default_stream(const Stream *stream, const Context *context) {
+  return stream->capture && stream->context == context && !(stream->flags & NON_BLOCKING);
+}
+
 CUresult check_default_stream(const Stream *stream) {
   if (stream != stream->context->legacy || !__atomic_load_n(&capture_count, __ATOMIC_ACQUIRE)) {
     return SUCCESS;
@@ -49,7 +54,7 @@ CUresult check_default_stream(const Stream *stream) {
   CUresult result = SUCCESS;
   pthread_mutex_lock(&state_lock);
   for (Stream *other = streams; other; other = other->next) {
-    if (other->capture && other->context == stream->context && !(other->flags & NON_BLOCKING)) {
+    if (blocks_default_stream(other, stream->context)) {
       other->capture = SPOILT;
       result = CAPTURE_IMPLICIT;
     }
@@ -85,27 +90,34 @@ CUresult begin_capture(Stream *stream, int mode) {
   if (mode < CAPTURE_GLOBAL || mode > CAPTURE_RELAXED) {
     return INVALID_VALUE;
   }
-  CUresult result = CAPTURE_UNSUPPORTED;
+  CUresult result = SUCCESS;
   pthread_mutex_lock(&state_lock);
-  if (stream->handle && !stream->capture) {
+  if (!stream->handle) {
+    result = CAPTURE_UNSUPPORTED;
+  } else if (stream->ended) {
+    result = INVALID_HANDLE;
+  } else if (stream->capture) {
+    result = ILLEGAL_STATE;
+  } else {
     stream->capture = ACTIVE;
     stream->capture_number = ++last_capture;
     stream->capture_mode = mode;
     stream->capture_thread = thread_number();
     __atomic_add_fetch(&capture_count, 1, __ATOMIC_ACQ_REL);
-    result = SUCCESS;
   }
   pthread_mutex_unlock(&state_lock);
   return result;
 }
 
 CUresult end_capture(Stream *stream) {
-  CUresult result = CAPTURE_UNMATCHED;
+  CUresult result = SUCCESS;
   pthread_mutex_lock(&state_lock);
-  if (stream->capture && stream->capture_mode != CAPTURE_RELAXED &&
-      stream->capture_thread != thread_number()) {
+  if (!stream->capture) {
+    result = ILLEGAL_STATE;
+  } else if (stream->capture_mode != CAPTURE_RELAXED &&
+             stream->capture_thread != thread_number()) {
     result = CAPTURE_WRONG_THREAD;
-  } else if (stream->capture) {
+  } else {
     result = stream->capture == ACTIVE ? SUCCESS : CAPTURE_INVALIDATED;
     forget_capture(stream);
   }
@@ -113,11 +125,17 @@ CUresult end_capture(Stream *stream) {
   return result;
 }
 
-int capture_status(const Stream *stream) {
+CUresult capture_status(const Stream *stream, int *status) {
+  CUresult result = SUCCESS;
   pthread_mutex_lock(&state_lock);
-  int status = stream->capture;
+  *status = stream->capture;
+  for (const Stream *other = streams; other; other = other->next) {
+    if (stream == stream->context->legacy && blocks_default_stream(other, stream->context)) {
+      result = CAPTURE_IMPLICIT;
+    }
+  }
   pthread_mutex_unlock(&state_lock);
-  return status;
+  return result;
 }
 
 void forget_capture(Stream *stream) {

@@ -1,3 +1,4 @@
+/* What io.umbp.testkit.FakeCudaDriver calls, in its order and with its numbers. */
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -54,9 +55,13 @@ CONTROL(void, live0)(JNIEnv *env, jclass type, jlongArray into) {
   (void)type;
   int64_t live[8];
   count_allocs(live);
-  count_handles(&live[3], &live[4]);
-  live[5] = live_modules();
-  live[6] = primary_retains();
+  live[3] = count_handles(STREAM_HANDLE);
+  live[4] = count_handles(EVENT_HANDLE);
+  live[5] = count_handles(MODULE_HANDLE);
+  live[6] = 0;
+  for (int device = 0; device < MAX_DEVICES; device++) {
+    live[6] += primary_retains(device);
+  }
   live[7] = live_contexts();
   (*env)->SetLongArrayRegion(env, into, 0, 8, (const jlong *)live);
 }
@@ -183,22 +188,26 @@ CONTROL(jboolean, peek0)(JNIEnv *env, jclass type, jlong address, jbyteArray int
   (void)type;
   jsize length = (*env)->GetArrayLength(env, into);
   Alloc *alloc = use_range((uint64_t)address, (size_t)length, ANY_MEMORY);
-  if (alloc) {
+  int is_there = alloc && begin_touch(alloc);
+  if (is_there) {
     (*env)->SetByteArrayRegion(env, into, 0, length,
                                (const jbyte *)(alloc->bytes + ((uint64_t)address - alloc->base)));
+    end_touch(alloc);
   }
   drop_use(alloc);
-  return alloc != 0;
+  return (jboolean)is_there;
 }
 
 CONTROL(jboolean, poke0)(JNIEnv *env, jclass type, jlong address, jbyteArray from) {
   (void)type;
   jsize length = (*env)->GetArrayLength(env, from);
   Alloc *alloc = use_range((uint64_t)address, (size_t)length, ANY_MEMORY);
-  if (alloc) {
+  int is_there = alloc && begin_touch(alloc);
+  if (is_there) {
     (*env)->GetByteArrayRegion(env, from, 0, length,
                                (jbyte *)(alloc->bytes + ((uint64_t)address - alloc->base)));
+    end_touch(alloc);
   }
   drop_use(alloc);
-  return alloc != 0;
+  return (jboolean)is_there;
 }

@@ -1,199 +1,40 @@
-#define _GNU_SOURCE
-#include "fake.h"
+/* The functions of the driver, but for those of modules. */
+#include "api.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define API __attribute__((visibility("default")))
-
-enum { MAX_FUNCTIONS = 512, MAX_FAULTS = 64, MAX_ADDRESS_FAULTS = 1024, STACK_DEPTH = 64 };
-
+enum { STACK_DEPTH = 64 };
 enum { FIRST_BUS = 0x10 }; /* of PCI, of device 0 */
 
 static const size_t MAX_PITCH = INT32_MAX;
 static const int LEAST_PRIORITY = 0, GREATEST_PRIORITY = -5;
 
-struct Module {
-  void *handle;
-  Context *context;
-  char *ptx;
-  unsigned max_threads; /* of a block, as the module says */
-  int users;            /* launches and calls that name it, and the handle */
-  int launches;         /* enqueued or running */
-};
-
 int device_count = 1, driver_version = 12060, noop;
 
 static int is_initialised;
-static struct { const char *name; int64_t calls; } functions[MAX_FUNCTIONS];
-static int function_count;
-static struct {
-  char name[64];
-  int code, at_completion;
-  int64_t after, times;
-} call_faults[MAX_FAULTS];
-static int call_fault_count;
-static struct { uint64_t address; int code; int64_t times; } address_faults[MAX_ADDRESS_FAULTS];
-static int address_fault_count;
 
 /* The contexts that a thread has pushed; the last is current. */
 static __thread Context *stack[STACK_DEPTH];
 static __thread int depth;
 
-/* ---- counting and faults ---- */
+/* ---- what functions need ---- */
 
-/* Compares names without the version that the driver's symbols end with. */
-static int is_same(const char *a, const char *b) {
-  size_t length_a = strlen(a), length_b = strlen(b);
-  if (length_a > 3 && !strcmp(a + length_a - 3, "_v2")) {
-    length_a -= 3;
-  }
-  if (length_b > 3 && !strcmp(b + length_b - 3, "_v2")) {
-    length_b -= 3;
-  }
-  return length_a == length_b && !strncmp(a, b, length_a);
-}
+Context *current(void) { return depth ? stack[depth - 1] : 0; }
 
-int64_t calls_of(const char *function) {
-  int64_t calls = 0;
-  pthread_mutex_lock(&state_lock);
-  for (int i = 1; i <= function_count; i++) {
-    if (is_same(functions[i].name, function)) {
-      calls += __atomic_load_n(&functions[i].calls, __ATOMIC_RELAXED);
-    }
-  }
-  pthread_mutex_unlock(&state_lock);
-  return calls;
-}
-
-void reset_calls(void) {
-  pthread_mutex_lock(&state_lock);
-  for (int i = 1; i <= function_count; i++) {
-    __atomic_store_n(&functions[i].calls, 0, __ATOMIC_RELAXED);
-  }
-  pthread_mutex_unlock(&state_lock);
-}
-
-int add_call_fault(const char *function, int code, int64_t after, int64_t times,
-                   int at_completion) {
-  pthread_mutex_lock(&state_lock);
-  int i = 0;
-  while (i < call_fault_count && call_faults[i].times > 0) {
-    i++;
-  }
-  if (i < MAX_FAULTS) {
-    snprintf(call_faults[i].name, sizeof call_faults[i].name, "%s", function);
-    call_faults[i].code = code;
-    call_faults[i].after = after;
-    call_faults[i].times = times;
-    call_faults[i].at_completion = at_completion;
-    if (i == call_fault_count) {
-      __atomic_store_n(&call_fault_count, i + 1, __ATOMIC_RELEASE);
-    }
-  }
-  pthread_mutex_unlock(&state_lock);
-  return i < MAX_FAULTS;
-}
-
-int add_address_fault(uint64_t address, int code, int64_t times) {
-  pthread_mutex_lock(&state_lock);
-  int i = 0;
-  while (i < address_fault_count && address_faults[i].times > 0) {
-    i++;
-  }
-  if (i < MAX_ADDRESS_FAULTS) {
-    address_faults[i].address = address;
-    address_faults[i].code = code;
-    address_faults[i].times = times;
-    if (i == address_fault_count) {
-      __atomic_store_n(&address_fault_count, i + 1, __ATOMIC_RELEASE);
-    }
-  }
-  pthread_mutex_unlock(&state_lock);
-  return i < MAX_ADDRESS_FAULTS;
-}
-
-void clear_faults(void) {
-  pthread_mutex_lock(&state_lock);
-  __atomic_store_n(&call_fault_count, 0, __ATOMIC_RELEASE);
-  __atomic_store_n(&address_fault_count, 0, __ATOMIC_RELEASE);
-  pthread_mutex_unlock(&state_lock);
-}
-
-/* Counts a call; returns the fault that is due for it, or leaves it for the work's completion. */
-static CUresult count_call(const char *function, int *slot, int *at_completion) {
-  if (!__atomic_load_n(slot, __ATOMIC_ACQUIRE)) {
-    pthread_mutex_lock(&state_lock);
-    if (!*slot && function_count < MAX_FUNCTIONS - 1) {
-      functions[++function_count].name = function;
-      __atomic_store_n(slot, function_count, __ATOMIC_RELEASE);
-    }
-    pthread_mutex_unlock(&state_lock);
-  }
-  __atomic_add_fetch(&functions[*slot].calls, 1, __ATOMIC_RELAXED);
-  if (!__atomic_load_n(&call_fault_count, __ATOMIC_ACQUIRE)) {
-    return SUCCESS;
-  }
-  CUresult due = SUCCESS;
-  pthread_mutex_lock(&state_lock);
-  for (int i = 0; i < call_fault_count && due == SUCCESS; i++) {
-    if (call_faults[i].times <= 0 || !is_same(call_faults[i].name, function)) {
-      continue;
-    }
-    if (call_faults[i].after-- > 0) {
-      continue;
-    }
-    call_faults[i].times--;
-    if (call_faults[i].at_completion && at_completion) {
-      *at_completion = call_faults[i].code;
-      break;
-    }
-    due = call_faults[i].code;
-  }
-  pthread_mutex_unlock(&state_lock);
-  return due;
-}
-
-CUresult not_written(const char *function, int *slot) {
-  CUresult due = count_call(function, slot, 0);
-  return due != SUCCESS ? due : NOT_SUPPORTED;
-}
-
-/* The fault that is due for a range, if any. */
-static CUresult fault_in(uint64_t address, size_t length) {
-  if (!__atomic_load_n(&address_fault_count, __ATOMIC_ACQUIRE)) {
-    return SUCCESS;
-  }
-  CUresult due = SUCCESS;
-  pthread_mutex_lock(&state_lock);
-  for (int i = 0; i < address_fault_count && due == SUCCESS; i++) {
-    if (address_faults[i].times > 0 && address_faults[i].address >= address &&
-        address_faults[i].address - address < length) {
-      address_faults[i].times--;
-      due = address_faults[i].code;
-    }
-  }
-  pthread_mutex_unlock(&state_lock);
-  return due;
-}
-
-/* ---- what every function begins with ---- */
-
-static Context *current(void) { return depth ? stack[depth - 1] : 0; }
-
-static CUresult check_initialised(void) {
+CUresult check_initialised(void) {
   return __atomic_load_n(&is_initialised, __ATOMIC_ACQUIRE) ? SUCCESS : NOT_INITIALIZED;
 }
 
-static CUresult check_alive(const Context *context) {
+CUresult check_alive(const Context *context) {
   if (!__atomic_load_n(&context->alive, __ATOMIC_ACQUIRE)) {
     return CONTEXT_IS_DESTROYED;
   }
   return __atomic_load_n(&context->sticky, __ATOMIC_ACQUIRE);
 }
 
-static CUresult check_context(void) {
+CUresult check_context(void) {
   CUresult result = check_initialised();
   if (result != SUCCESS) {
     return result;
@@ -201,74 +42,13 @@ static CUresult check_context(void) {
   return current() ? check_alive(current()) : INVALID_CONTEXT;
 }
 
-static CUresult check_device(int device) {
+CUresult check_device(int device) {
   CUresult result = check_initialised();
   if (result != SUCCESS) {
     return result;
   }
   int count = __atomic_load_n(&device_count, __ATOMIC_RELAXED);
   return device >= 0 && device < count ? SUCCESS : INVALID_DEVICE;
-}
-
-#define RETURN_IF(expression)        \
-  do {                               \
-    CUresult result_ = (expression); \
-    if (result_ != SUCCESS) {        \
-      return result_;                \
-    }                                \
-  } while (0)
-
-#define REQUIRE(condition, otherwise) RETURN_IF((condition) ? SUCCESS : (otherwise))
-
-#define COUNT(at_completion)                                  \
-  do {                                                        \
-    static int slot_;                                         \
-    RETURN_IF(count_call(__func__, &slot_, (at_completion))); \
-  } while (0)
-
-#define BEGIN()                 \
-  do {                          \
-    COUNT(0);                   \
-    RETURN_IF(check_context()); \
-  } while (0)
-
-#define BEGIN_UNSAFE()           \
-  do {                           \
-    BEGIN();                     \
-    RETURN_IF(check_captures()); \
-  } while (0)
-
-#define BEGIN_INITIALISED()         \
-  do {                              \
-    COUNT(0);                       \
-    RETURN_IF(check_initialised()); \
-  } while (0)
-
-#define BEGIN_DEVICE(device)         \
-  do {                               \
-    COUNT(0);                        \
-    RETURN_IF(check_device(device)); \
-  } while (0)
-
-/* What a handle names is kept until the function returns. */
-#define STREAM(handle)                               \
-  __attribute__((cleanup(leave_stream))) Stream *stream_ = use_stream(current(), (handle)); \
-  REQUIRE(stream_, INVALID_HANDLE)
-
-#define EVENT(name, handle)                                                   \
-  __attribute__((cleanup(leave_event))) Event *name = use_event(handle); \
-  REQUIRE(name, INVALID_HANDLE)
-
-static void leave_stream(Stream **stream) {
-  if (*stream) {
-    drop_stream(*stream);
-  }
-}
-
-static void leave_event(Event **event) {
-  if (*event) {
-    drop_event(*event);
-  }
 }
 
 /* ---- initialisation, devices ---- */
@@ -285,64 +65,6 @@ API CUresult cuDriverGetVersion(int *version) {
   COUNT(0);
   *version = __atomic_load_n(&driver_version, __ATOMIC_RELAXED);
   return SUCCESS;
-}
-
-static const struct { CUresult code; const char *name, *text; } errors[] = {
-  {SUCCESS, "CUDA_SUCCESS", "no error"},
-  {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
-  {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
-  {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
-  {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
-  {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
-  {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
-  {INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
-  {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
-  {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
-  {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
-  {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
-  {CONTEXT_IS_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
-  {ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
-   "part or all of the requested memory range is already mapped"},
-  {NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
-   "pointer does not correspond to a registered memory region"},
-  {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
-  {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
-  {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
-   "operation not permitted when stream is capturing"},
-  {CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
-   "operation failed due to a previous error during capture"},
-  {CAPTURE_UNMATCHED, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
-   "capture was not initiated in this stream"},
-  {CAPTURE_ISOLATION, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
-   "dependency created on uncaptured work in another stream"},
-  {CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
-   "operation would make the legacy stream depend on a capturing blocking stream"},
-  {CAPTURED_EVENT, "CUDA_ERROR_CAPTURED_EVENT",
-   "operation not permitted on an event last recorded in a capturing stream"},
-  {CAPTURE_WRONG_THREAD, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
-   "attempt to terminate a thread-local capture sequence from another thread"},
-  {UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
-};
-
-static CUresult describe_error(CUresult code, const char **name, const char **text) {
-  for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
-    if (errors[i].code == code) {
-      *(name ? name : text) = name ? errors[i].name : errors[i].text;
-      return SUCCESS;
-    }
-  }
-  *(name ? name : text) = 0;
-  return INVALID_VALUE;
-}
-
-API CUresult cuGetErrorName(CUresult code, const char **name) {
-  COUNT(0);
-  return describe_error(code, name, 0);
-}
-
-API CUresult cuGetErrorString(CUresult code, const char **text) {
-  COUNT(0);
-  return describe_error(code, 0, text);
 }
 
 API CUresult cuDeviceGetCount(int *count) {
@@ -382,86 +104,48 @@ API CUresult cuDeviceTotalMem_v2(size_t *bytes, int device) {
   return SUCCESS;
 }
 
-/* Those of an H200 that a copy library asks for; 0 for the others. */
+/* Those that a copy library asks for. */
 API CUresult cuDeviceGetAttribute(int *value, int attribute, int device) {
   enum {
-    MAX_THREADS = 1, MAX_BLOCK_X, MAX_BLOCK_Y, MAX_BLOCK_Z, MAX_GRID_X, MAX_GRID_Y, MAX_GRID_Z,
-    SHARED_PER_BLOCK, WARP = 10, MAX_PITCH_BYTES, MULTIPROCESSORS = 16, CAN_MAP_HOST = 19,
-    PCI_BUS = 33, ASYNC_ENGINES = 40, UNIFIED_ADDRESSING = 41, CAPABILITY_MAJOR = 75,
-    PRIORITIES = 78, HOST_POINTER_FOR_REGISTERED = 91, HOST_REGISTER = 99, LAST = 150
+    MAX_THREADS = 1, MAX_PITCH_BYTES = 11, MULTIPROCESSORS = 16, CAN_MAP_HOST = 19,
+    ASYNC_ENGINES = 40, UNIFIED_ADDRESSING = 41, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76,
+    PRIORITIES = 78, HOST_POINTER_FOR_REGISTERED = 91, HOST_REGISTER = 99
   };
   BEGIN_DEVICE(device);
-  REQUIRE(attribute > 0 && attribute < LAST, INVALID_VALUE);
   switch (attribute) {
-    case MAX_THREADS:
-    case MAX_BLOCK_X:
-    case MAX_BLOCK_Y: *value = 1024; break;
-    case MAX_BLOCK_Z: *value = 64; break;
-    case MAX_GRID_X:
+    case MAX_THREADS: *value = 1024; break;
     case MAX_PITCH_BYTES: *value = INT32_MAX; break;
-    case MAX_GRID_Y:
-    case MAX_GRID_Z: *value = 65535; break;
-    case SHARED_PER_BLOCK: *value = 48 << 10; break;
-    case WARP: *value = 32; break;
     case MULTIPROCESSORS: *value = 132; break;
-    case PCI_BUS: *value = FIRST_BUS + device; break;
     case ASYNC_ENGINES: *value = 3; break;
     case CAPABILITY_MAJOR: *value = 9; break;
+    case CAPABILITY_MINOR: *value = 0; break;
     case CAN_MAP_HOST:
     case UNIFIED_ADDRESSING:
     case PRIORITIES:
     case HOST_POINTER_FOR_REGISTERED:
     case HOST_REGISTER: *value = 1; break;
-    default: *value = 0;
+    default: return NOT_SUPPORTED;
   }
   return SUCCESS;
 }
 
 /* ---- contexts ---- */
 
-/* A retain does not meet the release that ends the context. */
-static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void unload_modules_of(const Context *context);
-
-static int end_context(Context *context) {
-  int was_alive = destroy_context(context);
-  if (was_alive) {
-    unload_modules_of(context);
-  }
-  return was_alive;
-}
-
 API CUresult cuDevicePrimaryCtxRetain(Context **context, int device) {
   BEGIN_DEVICE(device);
-  Context *primary = primary_context(device);
-  pthread_mutex_lock(&primary_lock);
-  if (primary->primary_retains++ == 0) {
-    __atomic_store_n(&primary->sticky, 0, __ATOMIC_RELEASE);
-    __atomic_store_n(&primary->alive, 1, __ATOMIC_RELEASE);
-  }
-  pthread_mutex_unlock(&primary_lock);
-  *context = primary;
+  *context = retain_primary(device);
   return SUCCESS;
 }
 
 API CUresult cuDevicePrimaryCtxRelease_v2(int device) {
   BEGIN_DEVICE(device);
-  Context *primary = primary_context(device);
-  pthread_mutex_lock(&primary_lock);
-  int is_retained = primary->primary_retains > 0;
-  primary->primary_retains -= is_retained;
-  if (is_retained && primary->primary_retains == 0) {
-    end_context(primary);
-  }
-  pthread_mutex_unlock(&primary_lock);
-  return is_retained ? SUCCESS : INVALID_CONTEXT;
+  return release_primary(device);
 }
 
 API CUresult cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
   BEGIN_DEVICE(device);
   *flags = 0;
-  *active = __atomic_load_n(&primary_context(device)->alive, __ATOMIC_ACQUIRE);
+  *active = primary_retains(device) > 0;
   return SUCCESS;
 }
 
@@ -477,7 +161,7 @@ API CUresult cuCtxCreate_v2(Context **context, unsigned flags, int device) {
 API CUresult cuCtxDestroy_v2(Context *context) {
   BEGIN_INITIALISED();
   REQUIRE(context && is_context(context) && !context->is_primary, INVALID_CONTEXT);
-  REQUIRE(end_context(context), CONTEXT_IS_DESTROYED);
+  REQUIRE(destroy_context(context), CONTEXT_IS_DESTROYED);
   if (current() == context) {
     depth--;
   }
@@ -677,38 +361,7 @@ API CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr addre
   return pointer_attribute(value, attribute, address, &info);
 }
 
-/* Unlike for one attribute, what there is no answer to is 0, and no error. */
-API CUresult cuPointerGetAttributes(unsigned count, const int *attributes, void **values,
-                                    CUdeviceptr address) {
-  enum { MEMORY_TYPE = 2, IS_MANAGED = 8, DEVICE_ORDINAL = 9 };
-  BEGIN();
-  REQUIRE(count && attributes && values, INVALID_VALUE);
-  AllocInfo info;
-  int is_known = find_alloc(address, &info);
-  for (unsigned i = 0; i < count; i++) {
-    int attribute = attributes[i];
-    REQUIRE(values[i], INVALID_VALUE);
-    CUresult result =
-        is_known ? pointer_attribute(values[i], attribute, address, &info) : INVALID_VALUE;
-    RETURN_IF(result == NOT_SUPPORTED ? result : SUCCESS);
-    if (result != SUCCESS) {
-      int is_int = attribute == MEMORY_TYPE || attribute == DEVICE_ORDINAL;
-      memset(values[i], 0, attribute == IS_MANAGED ? 1 : is_int ? sizeof(int) : sizeof(uint64_t));
-    }
-  }
-  return SUCCESS;
-}
-
 /* ---- copies ---- */
-
-#define BEGIN_COPY(handle)                        \
-  int at_completion_ = 0;                         \
-  COUNT(&at_completion_);                         \
-  RETURN_IF(check_context());                     \
-  if (__atomic_load_n(&noop, __ATOMIC_RELAXED)) { \
-    return SUCCESS;                               \
-  }                                               \
-  STREAM(handle)
 
 /* The bytes from the start of the first row to the end of the last; 0 when they are too many. */
 static size_t extent(size_t pitch, size_t width, size_t height) {
@@ -719,7 +372,7 @@ static size_t extent(size_t pitch, size_t width, size_t height) {
 }
 
 static CUresult fault_in_copy(const Work *work) {
-  if (!__atomic_load_n(&address_fault_count, __ATOMIC_ACQUIRE)) {
+  if (!has_address_faults()) {
     return SUCCESS;
   }
   for (size_t row = 0; row < work->height; row++) {
@@ -733,8 +386,10 @@ static int can_reach(const Alloc *alloc) {
   return alloc && is_reachable(alloc->kind, alloc->flags, alloc->context);
 }
 
-/* Both sides of an asynchronous copy have to be memory that the driver knows: the copy from
- * pageable memory, which CUDA turns into a blocking one, is refused. */
+/*
+ * Both sides of an asynchronous copy have to be memory that the driver knows: the copy from pageable
+ * memory, which CUDA turns into a blocking one, is refused.
+ */
 static CUresult enqueue_rows(Stream *stream, const char *function, Work work, Side to, Side from) {
   size_t to_bytes = extent(work.to_pitch, work.width, work.height);
   size_t from_bytes = extent(work.from_pitch, work.width, work.height);
@@ -760,22 +415,22 @@ static CUresult enqueue_rows(Stream *stream, const char *function, Work work, Si
          : SUCCESS)
 
 API CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream) {
-  BEGIN_COPY(stream);
+  BEGIN_WORK(stream);
   return ENQUEUE_COPY(ANY_MEMORY, ANY_MEMORY);
 }
 
 API CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, void *stream) {
-  BEGIN_COPY(stream);
+  BEGIN_WORK(stream);
   return ENQUEUE_COPY(ON_HOST, ON_DEVICE);
 }
 
 API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, void *stream) {
-  BEGIN_COPY(stream);
+  BEGIN_WORK(stream);
   return ENQUEUE_COPY(ON_DEVICE, ON_HOST);
 }
 
 API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream) {
-  BEGIN_COPY(stream);
+  BEGIN_WORK(stream);
   return ENQUEUE_COPY(ON_DEVICE, ON_DEVICE);
 }
 
@@ -791,7 +446,7 @@ static CUresult copy_now(const char *function, uint64_t device, void *host, size
           INVALID_VALUE);
   RETURN_IF(fault_in(device, bytes));
   RETURN_IF(fault_in((uint64_t)host, bytes));
-  STREAM(0);
+  STREAM(stream, 0);
   Alloc *alloc = use_range(device, bytes, ON_DEVICE);
   REQUIRE(alloc, INVALID_VALUE);
   PendingRead read = {.bytes = host, .length = bytes};
@@ -807,8 +462,8 @@ static CUresult copy_now(const char *function, uint64_t device, void *host, size
     work.bytes = malloc(bytes);
     memcpy(work.bytes, host, bytes);
   }
-  RETURN_IF(enqueue(stream_, work));
-  await_stream(stream_);
+  RETURN_IF(enqueue(stream, work));
+  await_stream(stream);
   return check_context();
 }
 
@@ -862,7 +517,7 @@ static CUresult first_row(const Side2D *side, size_t width, Side *kind, uint64_t
 }
 
 API CUresult cuMemcpy2DAsync_v2(const Copy2D *copy, void *stream) {
-  BEGIN_COPY(stream);
+  BEGIN_WORK(stream);
   REQUIRE(copy, INVALID_VALUE);
   if (!copy->width || !copy->height) {
     return SUCCESS;
@@ -884,7 +539,7 @@ API CUresult cuMemcpy2DAsync_v2(const Copy2D *copy, void *stream) {
 }
 
 API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, void *stream) {
-  BEGIN_COPY(stream);
+  BEGIN_WORK(stream);
   if (!bytes) {
     return SUCCESS;
   }
@@ -915,47 +570,47 @@ API CUresult cuStreamCreate(void **stream, unsigned flags) {
 
 API CUresult cuStreamDestroy_v2(void *handle) {
   BEGIN();
-  STREAM(handle);
-  return destroy_stream(stream_);
+  STREAM(stream, handle);
+  return destroy_stream(stream);
 }
 
 API CUresult cuStreamQuery(void *handle) {
   BEGIN_UNSAFE();
-  STREAM(handle);
-  RETURN_IF(check_not_captured(stream_));
-  RETURN_IF(check_default_stream(stream_));
-  int is_idle = stream_is_idle(stream_);
+  STREAM(stream, handle);
+  RETURN_IF(check_not_captured(stream));
+  RETURN_IF(check_default_stream(stream));
+  int is_idle = stream_is_idle(stream);
   RETURN_IF(check_context());
   return is_idle ? SUCCESS : NOT_READY;
 }
 
 API CUresult cuStreamSynchronize(void *handle) {
   BEGIN_UNSAFE();
-  STREAM(handle);
-  RETURN_IF(check_not_captured(stream_));
-  RETURN_IF(check_default_stream(stream_));
-  await_stream(stream_);
+  STREAM(stream, handle);
+  RETURN_IF(check_not_captured(stream));
+  RETURN_IF(check_default_stream(stream));
+  await_stream(stream);
   return check_context();
 }
 
 API CUresult cuStreamGetPriority(void *handle, int *priority) {
   BEGIN();
-  STREAM(handle);
-  *priority = stream_->priority;
+  STREAM(stream, handle);
+  *priority = stream->priority;
   return SUCCESS;
 }
 
 API CUresult cuStreamGetFlags(void *handle, unsigned *flags) {
   BEGIN();
-  STREAM(handle);
-  *flags = stream_->flags;
+  STREAM(stream, handle);
+  *flags = stream->flags;
   return SUCCESS;
 }
 
 API CUresult cuStreamGetCtx(void *handle, Context **context) {
   BEGIN();
-  STREAM(handle);
-  *context = stream_->context;
+  STREAM(stream, handle);
+  *context = stream->context;
   return SUCCESS;
 }
 
@@ -965,22 +620,20 @@ static char empty_graph;
 
 API CUresult cuStreamBeginCapture_v2(void *handle, int mode) {
   BEGIN();
-  STREAM(handle);
-  return begin_capture(stream_, mode);
+  STREAM(stream, handle);
+  return begin_capture(stream, mode);
 }
 
 API CUresult cuStreamIsCapturing(void *handle, int *status) {
   BEGIN();
-  STREAM(handle);
-  RETURN_IF(check_default_stream(stream_));
-  *status = capture_status(stream_);
-  return SUCCESS;
+  STREAM(stream, handle);
+  return capture_status(stream, status);
 }
 
 API CUresult cuStreamEndCapture(void *handle, void **graph) {
   BEGIN();
-  STREAM(handle);
-  CUresult result = end_capture(stream_);
+  STREAM(stream, handle);
+  CUresult result = end_capture(stream);
   *graph = result == SUCCESS ? &empty_graph : 0;
   return result;
 }
@@ -1008,7 +661,7 @@ API CUresult cuEventDestroy_v2(void *handle) {
 }
 
 API CUresult cuEventRecord(void *handle, void *stream) {
-  BEGIN_COPY(stream);
+  BEGIN_WORK(stream);
   EVENT(event, handle);
   REQUIRE(event->context == current(), INVALID_HANDLE);
   return enqueue(stream_, (Work){.kind = RECORD, .function = __func__, .event = event,
@@ -1066,7 +719,7 @@ API CUresult cuEventElapsedTime(float *millis, void *start_handle, void *end_han
 }
 
 API CUresult cuStreamWaitEvent(void *stream, void *handle, unsigned flags) {
-  BEGIN_COPY(stream);
+  BEGIN_WORK(stream);
   REQUIRE(!flags, INVALID_VALUE);
   EVENT(event, handle);
   return enqueue(stream_, (Work){.kind = WAIT, .function = __func__, .event = event,
@@ -1074,198 +727,9 @@ API CUresult cuStreamWaitEvent(void *stream, void *handle, unsigned flags) {
 }
 
 API CUresult cuLaunchHostFunc(void *handle, void (*call)(void *), void *argument) {
-  BEGIN_COPY(handle);
+  BEGIN_WORK(handle);
   REQUIRE(call, INVALID_VALUE);
   return enqueue(stream_, (Work){.kind = CALL, .function = __func__, .call = call,
                                  .argument = argument, .injected = at_completion_});
 }
 
-/* ---- modules and kernels ---- */
-
-/* Counts a user in. */
-static Module *use_module(const void *handle) {
-  pthread_mutex_lock(&state_lock);
-  Module *module = object_of(MODULE_HANDLE, handle);
-  if (module) {
-    __atomic_add_fetch(&module->users, 1, __ATOMIC_RELAXED);
-  }
-  pthread_mutex_unlock(&state_lock);
-  return module;
-}
-
-void drop_module(Module *module, int launches) {
-  __atomic_sub_fetch(&module->launches, launches, __ATOMIC_ACQ_REL);
-  if (__atomic_sub_fetch(&module->users, 1, __ATOMIC_ACQ_REL) == 0) {
-    free(module->ptx);
-    free(module);
-  }
-}
-
-static void leave_module(Module **module) {
-  if (*module) {
-    drop_module(*module, 0);
-  }
-}
-
-#define MODULE(handle)                                                            \
-  __attribute__((cleanup(leave_module))) Module *module = use_module(handle); \
-  REQUIRE(module, INVALID_HANDLE)
-
-API CUresult cuModuleLoadData(void **handle, const char *image) {
-  enum { MAX_THREADS = 1024 };
-  BEGIN_UNSAFE();
-  REQUIRE(image, INVALID_VALUE);
-  REQUIRE(strstr(image, ".version") && strstr(image, ".target") &&
-              strstr(image, ".address_size 64"),
-          INVALID_PTX);
-  Module *module = calloc(1, sizeof *module);
-  module->context = current();
-  module->ptx = strdup(image);
-  module->users = 1;
-  const char *most = strstr(image, ".maxntid ");
-  if (!most || sscanf(most, ".maxntid %u", &module->max_threads) != 1) {
-    module->max_threads = MAX_THREADS;
-  }
-  pthread_mutex_lock(&state_lock);
-  *handle = module->handle = make_handle(MODULE_HANDLE, module);
-  pthread_mutex_unlock(&state_lock);
-  return SUCCESS;
-}
-
-/* Options are for a compiler that is not here. */
-API CUresult cuModuleLoadDataEx(void **handle, const char *image, unsigned count, int *options,
-                                void **values) {
-  BEGIN();
-  (void)count, (void)options, (void)values;
-  return cuModuleLoadData(handle, image);
-}
-
-/* Takes a module out; 0 when it was out before. */
-static int unload(Module *module) {
-  pthread_mutex_lock(&state_lock);
-  int is_loaded = object_of(MODULE_HANDLE, module->handle) == module;
-  if (is_loaded) {
-    end_handle(module->handle);
-  }
-  pthread_mutex_unlock(&state_lock);
-  if (is_loaded) {
-    drop_module(module, 0);
-  }
-  return is_loaded;
-}
-
-static void unload_modules_of(const Context *context) {
-  uint32_t number = 0;
-  pthread_mutex_lock(&state_lock);
-  for (Module *module; (module = next_object(MODULE_HANDLE, &number));) {
-    if (module->context == context) {
-      end_handle(module->handle);
-      drop_module(module, 0);
-    }
-  }
-  pthread_mutex_unlock(&state_lock);
-}
-
-API CUresult cuModuleUnload(void *handle) {
-  BEGIN_UNSAFE();
-  MODULE(handle);
-  REQUIRE(module->context == current(), INVALID_HANDLE);
-  int launches = __atomic_load_n(&module->launches, __ATOMIC_ACQUIRE);
-  if (launches) {
-    violation("a module was unloaded while %d launches of its kernel were enqueued", launches);
-  }
-  return unload(module) ? SUCCESS : INVALID_HANDLE;
-}
-
-/* A function is its module: there is one kernel that the fake can run. */
-API CUresult cuModuleGetFunction(void **function, void *handle, const char *name) {
-  BEGIN();
-  MODULE(handle);
-  char entry[128];
-  snprintf(entry, sizeof entry, ".entry %s(", name);
-  REQUIRE(strstr(module->ptx, entry), NOT_FOUND);
-  REQUIRE(!strcmp(name, "umbp_copy_ranges"), NOT_SUPPORTED);
-  *function = handle;
-  return SUCCESS;
-}
-
-/* The fault that is due for a row of a table which the host can read now, if any. */
-static CUresult fault_in_rows(uint64_t table, uint32_t rows) {
-  if (!__atomic_load_n(&address_fault_count, __ATOMIC_ACQUIRE)) {
-    return SUCCESS;
-  }
-  for (uint32_t i = 0; i < rows; i++) {
-    uint64_t row[3];
-    memcpy(row, (char *)table + (size_t)i * sizeof row, sizeof row);
-    RETURN_IF(fault_in(row[0], row[2]));
-    RETURN_IF(fault_in(row[1], row[2]));
-  }
-  return SUCCESS;
-}
-
-API CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                            unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-                            void *handle, void **parameters, void **extra) {
-  enum {
-    MAX_GRID_X = INT32_MAX, MAX_GRID_YZ = 65535, MAX_BLOCK_XY = 1024, MAX_BLOCK_Z = 64,
-    MAX_SHARED = 48 << 10, ROW = 24
-  };
-  BEGIN_COPY(handle);
-  MODULE(function);
-  REQUIRE(module->context == current(), INVALID_HANDLE);
-  REQUIRE(grid_x && grid_y && grid_z && block_x && block_y && block_z, INVALID_VALUE);
-  REQUIRE(grid_x <= MAX_GRID_X && grid_y <= MAX_GRID_YZ && grid_z <= MAX_GRID_YZ, INVALID_VALUE);
-  REQUIRE(block_x <= MAX_BLOCK_XY && block_y <= MAX_BLOCK_XY && block_z <= MAX_BLOCK_Z &&
-              block_x * block_y * block_z <= module->max_threads,
-          INVALID_VALUE);
-  REQUIRE(shared <= MAX_SHARED && parameters && !extra, INVALID_VALUE);
-  uint64_t table;
-  uint32_t rows;
-  memcpy(&table, parameters[0], sizeof table);
-  memcpy(&rows, parameters[1], sizeof rows);
-  if (!rows) {
-    return SUCCESS;
-  }
-  /* CUDA finds a bad table when the kernel runs; the program is told so at once. */
-  Alloc *alloc = use_range(table, (size_t)rows * ROW, ANY_MEMORY);
-  if (!alloc || (alloc->kind != DEVICE_MEMORY && !(alloc->flags & HOST_MAPPED)) ||
-      !can_reach(alloc) || (alloc->kind == DEVICE_MEMORY && alloc->context != current())) {
-    drop_use(alloc);
-    violation("cuLaunchKernel was given a table at 0x%llx of %u rows that is in no live memory "
-              "which the device can read",
-              (unsigned long long)table, rows);
-    return ILLEGAL_ADDRESS;
-  }
-  CUresult due = alloc->kind == DEVICE_MEMORY ? SUCCESS : fault_in_rows(table, rows);
-  if (due != SUCCESS) {
-    drop_use(alloc);
-    return due;
-  }
-  __atomic_add_fetch(&module->users, 1, __ATOMIC_RELAXED);
-  __atomic_add_fetch(&module->launches, 1, __ATOMIC_RELAXED);
-  return enqueue(stream_, (Work){.kind = KERNEL, .function = __func__, .from = table,
-                                 .from_alloc = alloc, .module = module, .rows = rows,
-                                 .grid_x = grid_x, .injected = at_completion_});
-}
-
-int64_t live_modules(void) {
-  int64_t live = 0;
-  uint32_t number = 0;
-  pthread_mutex_lock(&state_lock);
-  while (next_object(MODULE_HANDLE, &number)) {
-    live++;
-  }
-  pthread_mutex_unlock(&state_lock);
-  return live;
-}
-
-int64_t primary_retains(void) {
-  int64_t retains = 0;
-  for (int device = 0; device < MAX_DEVICES; device++) {
-    Context *primary = primary_context(device);
-    pthread_mutex_lock(&primary_lock);
-    retains += primary->primary_retains;
-    pthread_mutex_unlock(&primary_lock);
-  }
-  return retains;
-}

@@ -3,17 +3,21 @@
  * rules about order, lifetime, contexts and errors, is stricter where CUDA leaves things undefined,
  * and reports every use of memory that is not, or no longer, there.
  *
- *   memory.c    what is allocated or registered, and who uses it
- *   handles.c   what programs hold of streams, events and modules
- *   streams.c   contexts, streams, events and the work on them
- *   captures.c  captures of streams
- *   driver.c    the driver's functions
- *   control.c   what io.umbp.testkit.FakeCudaDriver calls
+ *   memory.c      what is allocated or registered, and who uses it
+ *   handles.c     what programs hold of streams, events and modules
+ *   contexts.c    contexts
+ *   streams.c     streams, the work on them, and events
+ *   work.c        what work does
+ *   captures.c    captures of streams
+ *   violations.c  what a correct program does not do
+ *   calls.c       counts and faults of calls
+ *   driver.c      the driver's functions, and modules.c those of modules and kernels
+ *   control.c     what io.umbp.testkit.FakeCudaDriver calls
  *
- * Locks: state_lock guards all but the table of allocations, which memory_lock guards. memory_lock
- * may be taken inside state_lock, never the other way round. No memory is copied under a lock.
- * Streams, events and modules count their users, so that a call which looks at one may go on when
- * another thread destroys it.
+ * Locks, in the order in which they are taken: primary_lock, for the retains of primary contexts;
+ * state_lock, for all that is not named here; memory_lock, for the table of allocations, and
+ * violation_lock. No memory is copied under a lock. Streams, events and modules count their users,
+ * so that a call which looks at one may go on when another thread destroys it.
  */
 #ifndef UMBP_FAKE_H
 #define UMBP_FAKE_H
@@ -35,22 +39,20 @@ enum {
   INVALID_CONTEXT = 201,
   INVALID_PTX = 218,
   INVALID_HANDLE = 400,
+  ILLEGAL_STATE = 401,
   NOT_FOUND = 500,
   NOT_READY = 600,
   ILLEGAL_ADDRESS = 700,
   CONTEXT_IS_DESTROYED = 709,
   ALREADY_REGISTERED = 712,
   NOT_REGISTERED = 713,
-  LAUNCH_FAILED = 719,
   NOT_SUPPORTED = 801,
   CAPTURE_UNSUPPORTED = 900,
   CAPTURE_INVALIDATED = 901,
-  CAPTURE_UNMATCHED = 903,
   CAPTURE_ISOLATION = 905,
   CAPTURE_IMPLICIT = 906,
   CAPTURED_EVENT = 907,
-  CAPTURE_WRONG_THREAD = 908,
-  UNKNOWN = 999
+  CAPTURE_WRONG_THREAD = 908
 };
 
 enum { MAX_DEVICES = 8 };
@@ -117,8 +119,9 @@ void *object_of(HandleKind kind, const void *handle);
 void end_handle(const void *handle);
 /* The first object after a number, which is 0 at first; 0 when there is none. */
 void *next_object(HandleKind kind, uint32_t *number);
+int64_t count_handles(HandleKind kind);
 
-/* ---- streams.c ---- */
+/* ---- contexts.c ---- */
 
 typedef struct Stream Stream;
 typedef struct Event Event;
@@ -127,12 +130,25 @@ typedef struct Module Module;
 struct Context {
   int device;
   int is_primary;
-  int primary_retains;
+  int retains;          /* of a primary context */
   int alive;            /* with __atomic, for who looks without the lock; sticky too */
   int sticky;           /* the error after which nothing works any more */
   Stream *legacy;       /* the default stream */
   Context *next;
 };
+
+Context *new_context(int device);
+/* Primary contexts; the release of the last retain destroys it. */
+Context *retain_primary(int device);
+CUresult release_primary(int device);
+int64_t primary_retains(int device);
+int is_context(const Context *context);
+/* Ends a context with its streams, events, modules and memory; 0 when it had ended before. */
+int destroy_context(Context *context);
+int64_t live_contexts(void);
+void clear_sticky(void);
+
+/* ---- streams.c ---- */
 
 struct Event {
   void *handle;
@@ -178,7 +194,7 @@ typedef struct Work {
   int fill;
   int injected;         /* error to end with */
   int go;               /* may start though copies are held */
-  int dropped;          /* its context was destroyed: it ends without running */
+  int cancelled;        /* its context went: it does not begin, and its result is forgotten */
   void (*call)(void *);
   void *argument;
   char *bytes;
@@ -202,7 +218,7 @@ struct Stream {
   int capture_mode;
   uint64_t capture_number, capture_thread;
   Work *first, *last;
-  uint64_t running;     /* number of the work in progress */
+  Work *running;        /* in progress, and no longer among the others */
   int waits;            /* the worker waits until it may start the first work */
   pthread_cond_t wake;  /* for the worker */
   Stream *next;
@@ -216,12 +232,10 @@ void await_change(void);
 /* A number of this thread's own, never 0. */
 uint64_t thread_number(void);
 
-Context *new_context(int device);
-Context *primary_context(int device);
-int is_context(const Context *context);
-/* Ends a context with its streams, events and memory, work or not; 0 when it had ended before. */
-int destroy_context(Context *context);
-int64_t live_contexts(void);
+/* These under state_lock. The end of all streams of a context gives the work that did not run. */
+Stream *add_legacy_stream(Context *context);
+int end_streams_of(const Context *context);
+void destroy_events_of(const Context *context);
 
 void *new_stream(Context *context, unsigned flags, int priority);
 /* The stream that a handle names in a context, or in any for 0, and counts the caller in. */
@@ -246,7 +260,17 @@ int release_one_copy(void);
 void hold_stream(Stream *stream, int hold);
 /* Ends all holds and captures. */
 void release_all(void);
-void count_handles(int64_t *streams, int64_t *events);
+
+/* ---- work.c ---- */
+
+/* In nanoseconds, of each copy and kernel; read and written with __atomic. */
+extern int64_t copy_nanos;
+
+CUresult run(const Work *work);
+/* Whether a kernel of a context can use an allocation. */
+int is_for_kernels(const Context *context, const Alloc *alloc);
+
+/* ---- violations.c ---- */
 
 enum { VIOLATION_LENGTH = 300 };
 
@@ -255,9 +279,6 @@ int64_t violation_count(void);
 /* 0 when there is no such violation, or its text was not kept. */
 int violation_text(int64_t index, char text[VIOLATION_LENGTH]);
 void clear_violations(void);
-void clear_sticky(void);
-
-extern int64_t copy_nanos;
 
 /* ---- captures.c ---- */
 
@@ -273,16 +294,13 @@ CUresult check_not_captured(Stream *stream);
 CUresult check_context_not_captured(const Context *context);
 CUresult begin_capture(Stream *stream, int mode);
 CUresult end_capture(Stream *stream);
-/* As CUDA numbers it. */
-int capture_status(const Stream *stream);
+/* As CUDA numbers it; spoils nothing. */
+CUresult capture_status(const Stream *stream, int *status);
 /* Both under state_lock. */
 void forget_capture(Stream *stream);
 CUresult capture_work(Stream *stream, const Work *work);
 
-/* ---- driver.c ---- */
-
-/* Read and written with __atomic. */
-extern int device_count, driver_version, noop;
+/* ---- calls.c ---- */
 
 int64_t calls_of(const char *function);
 void reset_calls(void);
@@ -290,12 +308,33 @@ void reset_calls(void);
 int add_call_fault(const char *function, int code, int64_t after, int64_t times, int at_completion);
 int add_address_fault(uint64_t address, int code, int64_t times);
 void clear_faults(void);
-/* Counts a launch of a module's kernel out. */
-void drop_module(Module *module, int launches);
-int64_t live_modules(void);
-int64_t primary_retains(void);
-
+/* Counts a call; returns the fault that is due for it, or leaves it for the work's completion. */
+CUresult count_call(const char *function, int *slot, int *at_completion);
+int has_address_faults(void);
+/* The fault that is due for a range, if any. */
+CUresult fault_in(uint64_t address, size_t length);
 /* Every function of the driver that is not written here comes through this; made by build.sh. */
 CUresult not_written(const char *function, int *slot);
+
+/* ---- driver.c ---- */
+
+/* Read and written with __atomic. */
+extern int device_count, driver_version, noop;
+
+/* The context of this thread, or 0. */
+Context *current(void);
+CUresult check_initialised(void);
+CUresult check_device(int device);
+CUresult check_alive(const Context *context);
+CUresult check_context(void);
+
+/* ---- modules.c ---- */
+
+/* The module of a handle, and counts the caller in; 0 when there is none. */
+Module *use_module(const void *handle);
+/* Counts a user out, and launches of its kernel. */
+void drop_module(Module *module, int launches);
+/* Under state_lock. */
+void unload_modules_of(const Context *context);
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * What programs hold of streams, events and modules. A handle is not an address: it is never given
- * out twice, so that one which is stale, or of another kind, is known as such. All under state_lock.
+ * out twice, so that one which is stale, or of another kind, is known as such. All but
+ * count_handles under state_lock.
  */
 #include "fake.h"
 
@@ -70,4 +71,15 @@ void *next_object(HandleKind kind, uint32_t *number) {
     }
   }
   return 0;
+}
+
+int64_t count_handles(HandleKind kind) {
+  int64_t live = 0;
+  uint32_t number = 0;
+  pthread_mutex_lock(&state_lock);
+  while (next_object(kind, &number)) {
+    live++;
+  }
+  pthread_mutex_unlock(&state_lock);
+  return live;
 }

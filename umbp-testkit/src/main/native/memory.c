@@ -1,3 +1,4 @@
+/* What is allocated or registered, and who uses it. */
 #define _GNU_SOURCE
 #include "fake.h"
 

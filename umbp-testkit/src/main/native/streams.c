@@ -1,28 +1,17 @@
+/* Streams, the work on them, and events. */
 #define _GNU_SOURCE
 #include "fake.h"
 
-#include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-enum { KEPT_VIOLATIONS = 100 };
-
 pthread_mutex_t state_lock = PTHREAD_MUTEX_INITIALIZER;
-int64_t copy_nanos;
 Stream *streams;
 
-static Context *contexts;
 static uint64_t next_number;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int waiting_for_change;
 static uint64_t copies_held_from; /* copies from this number on are held; 0 for none */
-
-static pthread_mutex_t violation_lock = PTHREAD_MUTEX_INITIALIZER;
-static char violations[KEPT_VIOLATIONS][VIOLATION_LENGTH];
-static int64_t violations_seen;
 
 /* ---- waking; under state_lock ---- */
 
@@ -44,314 +33,13 @@ static void tell_change(void) {
   }
 }
 
-/* ---- violations ---- */
-
-void violation(const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  pthread_mutex_lock(&violation_lock);
-  if (violations_seen < KEPT_VIOLATIONS) {
-    vsnprintf(violations[violations_seen], VIOLATION_LENGTH, format, arguments);
-  }
-  violations_seen++;
-  pthread_mutex_unlock(&violation_lock);
-  va_end(arguments);
-}
-
-int64_t violation_count(void) {
-  pthread_mutex_lock(&violation_lock);
-  int64_t seen = violations_seen;
-  pthread_mutex_unlock(&violation_lock);
-  return seen;
-}
-
-int violation_text(int64_t index, char text[VIOLATION_LENGTH]) {
-  pthread_mutex_lock(&violation_lock);
-  int is_kept = index < violations_seen && index < KEPT_VIOLATIONS;
-  if (is_kept) {
-    memcpy(text, violations[index], VIOLATION_LENGTH);
-  }
-  pthread_mutex_unlock(&violation_lock);
-  return is_kept;
-}
-
-void clear_violations(void) {
-  pthread_mutex_lock(&violation_lock);
-  violations_seen = 0;
-  pthread_mutex_unlock(&violation_lock);
-}
-
-/* ---- contexts ---- */
-
-uint64_t thread_number(void) {
-  static uint64_t last;
-  static __thread uint64_t own;
-  if (!own) {
-    own = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
-  }
-  return own;
-}
-
-static Stream *add_stream(Context *context, unsigned flags, int priority);
-static void end_stream(Stream *stream);
-
-Context *new_context(int device) {
-  Context *context = calloc(1, sizeof *context);
-  context->device = device;
-  context->alive = 1;
-  pthread_mutex_lock(&state_lock);
-  context->legacy = add_stream(context, 0, 0);
-  __atomic_add_fetch(&context->legacy->users, 1, __ATOMIC_RELAXED);
-  context->next = contexts;
-  contexts = context;
-  pthread_mutex_unlock(&state_lock);
-  return context;
-}
-
-/* A primary context is the same object for the life of the process. */
-Context *primary_context(int device) {
-  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  static Context *primaries[MAX_DEVICES];
-  pthread_mutex_lock(&lock);
-  Context *context = primaries[device];
-  if (!context) {
-    context = primaries[device] = new_context(device);
-    pthread_mutex_lock(&state_lock);
-    context->is_primary = 1;
-    __atomic_store_n(&context->alive, 0, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&state_lock);
-  }
-  pthread_mutex_unlock(&lock);
-  return context;
-}
-
-int is_context(const Context *context) {
-  pthread_mutex_lock(&state_lock);
-  const Context *known = contexts;
-  while (known && known != context) {
-    known = known->next;
-  }
-  pthread_mutex_unlock(&state_lock);
-  return known != 0;
-}
-
-static void tell_change(void);
-
-/* Lets the work of a stream that has not begun end without running. */
-static int drop_work(Stream *stream) {
-  int dropped = 0;
-  for (Work *work = stream->first; work; work = work->next) {
-    work->dropped = 1;
-    dropped++;
-  }
-  pthread_cond_signal(&stream->wake);
-  return dropped + (stream->running != 0);
-}
-
-/* The object stays, and its default stream, for handles that are stale. */
-int destroy_context(Context *context) {
-  int unfinished = 0;
-  pthread_mutex_lock(&state_lock);
-  int was_alive = context->alive;
-  __atomic_store_n(&context->alive, 0, __ATOMIC_RELEASE);
-  for (Stream *stream = was_alive ? streams : 0, *next; stream; stream = next) {
-    next = stream->next;
-    if (stream->context != context) {
-      continue;
-    }
-    unfinished += drop_work(stream);
-    if (!stream->ended && !(context->is_primary && stream == context->legacy)) {
-      end_stream(stream);
-    }
-  }
-  uint32_t number = 0;
-  for (Event *event; was_alive && (event = next_object(EVENT_HANDLE, &number));) {
-    if (event->context == context) {
-      end_handle(event->handle);
-      drop_event(event);
-    }
-  }
-  tell_change();
-  pthread_mutex_unlock(&state_lock);
-  if (unfinished) {
-    violation("a context of device %d was destroyed while %d pieces of work were enqueued",
-              context->device, unfinished);
-  }
-  if (was_alive) {
-    remove_allocs_of(context);
-  }
-  return was_alive;
-}
-
-int64_t live_contexts(void) {
-  int64_t alive = 0;
-  pthread_mutex_lock(&state_lock);
-  for (Context *context = contexts; context; context = context->next) {
-    alive += context->alive && !context->is_primary;
-  }
-  pthread_mutex_unlock(&state_lock);
-  return alive;
-}
-
-void clear_sticky(void) {
-  pthread_mutex_lock(&state_lock);
-  for (Context *context = contexts; context; context = context->next) {
-    __atomic_store_n(&context->sticky, 0, __ATOMIC_RELEASE);
-  }
-  pthread_mutex_unlock(&state_lock);
-}
-
-/* ---- the work itself, outside all locks ---- */
-
-static int64_t now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * INT64_C(1000000000) + time.tv_nsec;
-}
-
-/* Where a range really is, to be left with end_touch; 0, and a violation, when it is nowhere. */
-static char *touch(const Work *work, Alloc *alloc, uint64_t address) {
-  if (!alloc || !begin_touch(alloc)) {
-    violation("%s, enqueued as number %" PRIu64 ", touches 0x%" PRIx64
-              ", which is not, or no longer, there",
-              work->function, work->number, address);
-    return 0;
-  }
-  return alloc->bytes + (address - alloc->base);
-}
-
-/* Copies rows between two allocations, either of which may be gone. */
-static int copy_rows(const Work *work, Alloc *target, uint64_t to, size_t to_pitch, Alloc *source,
-                     uint64_t from, size_t from_pitch, size_t width, size_t height) {
-  char *to_bytes = touch(work, target, to);
-  char *from_bytes = touch(work, source, from);
-  if (to_bytes && from_bytes) {
-    if (height == 1 && to < from + width && from < to + width) {
-      violation("%s, enqueued as number %" PRIu64 ", copies between ranges that overlap, at 0x%"
-                PRIx64 " and 0x%" PRIx64,
-                work->function, work->number, from, to);
-    }
-    for (size_t row = 0; row < height; row++) {
-      memmove(to_bytes + row * to_pitch, from_bytes + row * from_pitch, width);
-    }
-  }
-  if (to_bytes) {
-    end_touch(target);
-  }
-  if (from_bytes) {
-    end_touch(source);
-  }
-  return to_bytes && from_bytes ? SUCCESS : ILLEGAL_ADDRESS;
-}
-
-/* Whether a kernel of a context can use an allocation. */
-static int is_for_kernels(const Context *context, const Alloc *alloc) {
-  return alloc->kind == DEVICE_MEMORY
-             ? alloc->context == context
-             : (alloc->flags & HOST_MAPPED) &&
-                   ((alloc->flags & HOST_PORTABLE) || alloc->context == context);
-}
-
-static int copy_kernel_row(const Work *work, const uint64_t row[3]) {
-  uint64_t from = row[0], to = row[1], length = row[2];
-  if (!length) {
-    return SUCCESS;
-  }
-  Alloc *target = use_range(to, length, ANY_MEMORY);
-  Alloc *source = use_range(from, length, ANY_MEMORY);
-  int result = ILLEGAL_ADDRESS;
-  if (target && source &&
-      !(is_for_kernels(work->context, target) && is_for_kernels(work->context, source))) {
-    violation("%s, enqueued as number %" PRIu64 ", touches memory of another context, or host "
-              "memory that is not mapped for devices, at 0x%" PRIx64 " or 0x%" PRIx64,
-              work->function, work->number, from, to);
-  } else {
-    result = copy_rows(work, target, to, 0, source, from, 0, length, 1);
-  }
-  drop_use(target);
-  drop_use(source);
-  return result;
-}
-
-/*
- * The C twin of umbp_copy_ranges: rows of {from, to, length}, read when the kernel runs. Block by
- * block: block x copies rows x, x + grid_x, and so on, which is not the order of the table.
- */
-static int run_kernel(const Work *work) {
-  const char *table = touch(work, work->from_alloc, work->from);
-  if (!table) {
-    return ILLEGAL_ADDRESS;
-  }
-  int result = SUCCESS;
-  for (uint32_t block = 0; block < work->grid_x && block < work->rows; block++) {
-    for (uint64_t i = block; i < work->rows && result == SUCCESS; i += work->grid_x) {
-      uint64_t row[3];
-      memcpy(row, table + i * sizeof row, sizeof row);
-      result = copy_kernel_row(work, row);
-    }
-  }
-  end_touch(work->from_alloc);
-  return result;
-}
-
-static void pause_copy(void) {
-  int64_t nanos = __atomic_load_n(&copy_nanos, __ATOMIC_RELAXED);
-  if (nanos > 0) {
-    struct timespec time = {nanos / 1000000000, nanos % 1000000000};
-    nanosleep(&time, 0);
-  }
-}
-
-/* Writes, fills or reads one range. */
-static int run_on_bytes(const Work *work) {
-  Alloc *alloc = work->kind == PROGRAM_READ ? work->from_alloc : work->to_alloc;
-  char *bytes = touch(work, alloc, work->kind == PROGRAM_READ ? work->from : work->to);
-  if (!bytes) {
-    return ILLEGAL_ADDRESS;
-  }
-  if (work->kind == FILL) {
-    memset(bytes, work->fill, work->width);
-  } else if (work->kind == PROGRAM_WRITE) {
-    memcpy(bytes, work->bytes, work->width);
-  } else {
-    memcpy(work->read->bytes, bytes, work->width);
-  }
-  end_touch(alloc);
-  return SUCCESS;
-}
-
-static int run(const Work *work) {
-  if (work->injected) {
-    return work->injected;
-  }
-  switch (work->kind) {
-    case COPY:
-    case COPY_ROWS:
-      pause_copy();
-      return copy_rows(work, work->to_alloc, work->to, work->to_pitch, work->from_alloc, work->from,
-                       work->from_pitch, work->width, work->height);
-    case KERNEL:
-      pause_copy();
-      return run_kernel(work);
-    case FILL:
-    case PROGRAM_WRITE:
-    case PROGRAM_READ:
-      return run_on_bytes(work);
-    case CALL:
-      work->call(work->argument);
-      return SUCCESS;
-    default:
-      return SUCCESS;
-  }
-}
-
-/* ---- streams; all that follows but the workers' run() is under state_lock ---- */
+/* ---- streams; static functions are under state_lock, which a worker leaves to run work ---- */
 
 static int is_copy(const Work *work) { return work->kind <= KERNEL; }
 
 /* Whether a stream still has work that was enqueued up to a number. */
 static int has_work_up_to(const Stream *stream, uint64_t number) {
-  return (stream->running && stream->running <= number) ||
+  return (stream->running && stream->running->number <= number) ||
          (stream->first && stream->first->number <= number);
 }
 
@@ -381,7 +69,7 @@ static int is_held(const Stream *stream, const Work *work) {
 }
 
 static int may_start(const Stream *stream, const Work *work) {
-  if (work->dropped) {
+  if (work->cancelled) {
     return 1;
   }
   return !is_held(stream, work) &&
@@ -389,9 +77,15 @@ static int may_start(const Stream *stream, const Work *work) {
          is_its_turn(stream, work);
 }
 
+static int64_t now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * INT64_C(1000000000) + time.tv_nsec;
+}
+
 static void finish(Stream *stream, Work *work, int result) {
   Context *context = stream->context;
-  if (result != SUCCESS && !context->sticky && !work->dropped) {
+  if (result != SUCCESS && !context->sticky && !work->cancelled) {
     __atomic_store_n(&context->sticky, result, __ATOMIC_RELEASE);
   }
   if (work->kind == RECORD && work->generation > work->event->done) {
@@ -445,9 +139,8 @@ static void *work_off(void *argument) {
     if (!stream->first) {
       stream->last = 0;
     }
-    stream->running = work->number;
-    int error = work->dropped ? CONTEXT_IS_DESTROYED
-                              : work->kind == CALL ? SUCCESS : stream->context->sticky;
+    stream->running = work;
+    int error = work->cancelled ? CONTEXT_IS_DESTROYED : stream->context->sticky;
     pthread_mutex_unlock(&state_lock);
     int result = error ? error : run(work);
     release_parts(work);
@@ -470,6 +163,12 @@ static Stream *add_stream(Context *context, unsigned flags, int priority) {
   pthread_cond_init(&stream->wake, 0);
   stream->next = streams;
   streams = stream;
+  return stream;
+}
+
+Stream *add_legacy_stream(Context *context) {
+  Stream *stream = add_stream(context, 0, 0);
+  stream->users++; /* the context */
   return stream;
 }
 
@@ -503,6 +202,37 @@ static void end_stream(Stream *stream) {
   }
 }
 
+static int cancel(Work *work) {
+  int is_first = !work->cancelled;
+  work->cancelled = 1;
+  return is_first;
+}
+
+/* Lets work of a stream that has not begun end without running; counts it, and what is running. */
+static int cancel_work(Stream *stream) {
+  int unfinished = stream->running ? cancel(stream->running) : 0;
+  for (Work *work = stream->first; work; work = work->next) {
+    unfinished += cancel(work);
+  }
+  return unfinished;
+}
+
+int end_streams_of(const Context *context) {
+  int unfinished = 0;
+  for (Stream *stream = streams, *next; stream; stream = next) {
+    next = stream->next;
+    if (stream->context != context) {
+      continue;
+    }
+    unfinished += cancel_work(stream);
+    if (!stream->ended && !(context->is_primary && stream == context->legacy)) {
+      end_stream(stream);
+    }
+  }
+  tell_change();
+  return unfinished;
+}
+
 void drop_stream(Stream *stream) {
   if (__atomic_sub_fetch(&stream->users, 1, __ATOMIC_ACQ_REL) == 0) {
     pthread_cond_destroy(&stream->wake);
@@ -521,6 +251,15 @@ void *new_stream(Context *context, unsigned flags, int priority) {
 /* ---- default streams of threads, which end with them ---- */
 
 static pthread_key_t thread_end;
+
+uint64_t thread_number(void) {
+  static uint64_t last;
+  static __thread uint64_t own;
+  if (!own) {
+    own = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
+  }
+  return own;
+}
 
 static void end_streams_of_thread(void *number) {
   pthread_mutex_lock(&state_lock);
@@ -704,7 +443,17 @@ void destroy_event(Event *event) {
   }
 }
 
-/* ---- control ---- */
+void destroy_events_of(const Context *context) {
+  uint32_t number = 0;
+  for (Event *event; (event = next_object(EVENT_HANDLE, &number));) {
+    if (event->context == context) {
+      end_handle(event->handle);
+      drop_event(event);
+    }
+  }
+}
+
+/* ---- holds ---- */
 
 void hold_copies(int hold) {
   pthread_mutex_lock(&state_lock);
@@ -722,7 +471,7 @@ int release_one_copy(void) {
   pthread_mutex_lock(&state_lock);
   for (Stream *stream = streams; stream; stream = stream->next) {
     for (Work *work = stream->first; work; work = work->next) {
-      if (is_copy(work) && !work->go && !work->dropped && is_from(copies_held_from, work) &&
+      if (is_copy(work) && !work->go && !work->cancelled && is_from(copies_held_from, work) &&
           (!earliest || work->number < earliest->number)) {
         earliest = work;
       }
@@ -755,21 +504,5 @@ void release_all(void) {
     forget_capture(stream);
   }
   tell_change();
-  pthread_mutex_unlock(&state_lock);
-}
-
-static int64_t count_of(HandleKind kind) {
-  int64_t live = 0;
-  uint32_t number = 0;
-  while (next_object(kind, &number)) {
-    live++;
-  }
-  return live;
-}
-
-void count_handles(int64_t *live_streams, int64_t *live_events) {
-  pthread_mutex_lock(&state_lock);
-  *live_streams = count_of(STREAM_HANDLE);
-  *live_events = count_of(EVENT_HANDLE);
   pthread_mutex_unlock(&state_lock);
 }
