@@ -19,9 +19,9 @@ import org.jspecify.annotations.Nullable;
  * stricter: an asynchronous copy of pageable memory is refused, and each use of memory that is not,
  * or no longer, there is counted as a {@link #violations violation} besides being an error. Device
  * addresses are not readable by the host; fresh device memory up to 64 MiB holds 0xCD. Addresses
- * and handles are not given out twice, so that a stale one is known. It knows one kernel, umbp's, by
- * its entry's name: it proves nothing about PTX, speed, or real overlap. What a capture records is
- * forgotten; that other streams join one through events is refused.
+ * and handles are not given out twice, so that a stale one is known. It knows one kernel, umbp's,
+ * by its entry's name: it proves nothing about PTX, speed, or real overlap. What a capture records
+ * is forgotten; that other streams join one through events is refused.
  */
 public final class FakeCudaDriver {
   private static final String RESOURCE = "linux-x86_64/libcuda.so.1";
@@ -260,9 +260,9 @@ public final class FakeCudaDriver {
   }
 
   /**
-   * Counts what a correct program does not do, whatever became of it: use of memory that was not, or
-   * no longer, there or not for that use; copies between ranges that overlap; memory, a module or a
-   * context given back while work that needs it was enqueued.
+   * Counts what a correct program does not do, whatever became of it: use of memory that was not,
+   * or no longer, there or not for that use; copies between ranges that overlap; memory, a module
+   * or a context given back while work that needs it was enqueued.
    *
    * @return count since the last {@link #reset}
    */
