@@ -133,7 +133,9 @@ CUresult not_written(const char *function, int *slot) {
   return due != SUCCESS ? due : NOT_SUPPORTED;
 }
 
-int has_address_faults(void) { return __atomic_load_n(&address_fault_count, __ATOMIC_ACQUIRE) != 0; }
+int has_address_faults(void) {
+  return __atomic_load_n(&address_fault_count, __ATOMIC_ACQUIRE) != 0;
+}
 
 CUresult fault_in(uint64_t address, size_t length) {
   if (!has_address_faults()) {

@@ -387,8 +387,8 @@ static int can_reach(const Alloc *alloc) {
 }
 
 /*
- * Both sides of an asynchronous copy have to be memory that the driver knows: the copy from pageable
- * memory, which CUDA turns into a blocking one, is refused.
+ * Both sides of an asynchronous copy have to be memory that the driver knows: the copy from
+ * pageable memory, which CUDA turns into a blocking one, is refused.
  */
 static CUresult enqueue_rows(Stream *stream, const char *function, Work work, Side to, Side from) {
   size_t to_bytes = extent(work.to_pitch, work.width, work.height);

@@ -81,7 +81,7 @@ typedef struct Alloc {
 /* Who may be named by a range. */
 typedef enum { ANY_MEMORY, ON_DEVICE, ON_HOST } Side;
 
-/* Finds the one live allocation that holds a range, and counts the caller in; 0 when there is none. */
+/* The one live allocation that holds a range, and counts the caller in; 0 when there is none. */
 Alloc *use_range(uint64_t address, size_t length, Side side);
 void drop_use(Alloc *alloc);
 /* Keeps the bytes where they are until end_touch; 0, and nothing to end, when they are gone. */

@@ -194,7 +194,7 @@ CUresult allocate_host(Context *context, size_t size, unsigned flags, void **add
   return SUCCESS;
 }
 
-/* Whether all pages of a range are there: a flush that does nothing fails for those that are not. */
+/* Whether all pages of a range are there: a flush that does nothing fails where they are not. */
 static int is_mapped(uint64_t base, size_t size) {
   uint64_t start = base & ~(PAGE - 1);
   return !msync((void *)start, base + size - start, MS_ASYNC);

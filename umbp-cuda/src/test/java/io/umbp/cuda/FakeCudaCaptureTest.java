@@ -165,6 +165,7 @@ class FakeCudaCaptureTest {
     ok(copy(other));
     ok(copy(captured));
     ok(end(captured));
+    ok(JCudaDriver.cuStreamSynchronize(other));
   }
 
   private static Handles.Address at(long address) {
