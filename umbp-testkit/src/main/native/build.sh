@@ -29,5 +29,5 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$(dirname "$output")"
 gcc -std=gnu11 -O2 -g -Wall -Wextra -Werror -fvisibility=hidden -fPIC -shared -pthread \
   -Wl,-soname,libcuda.so.1 -I"$java_home/include" -I"$java_home/include/linux" \
-  -o "$work/libcuda.so.1" "$here"/*.c "$work/not_written.c"
+  -o "$work/libcuda.so.1" "$here"/*.c "$work/not_written.c" -ldl
 mv "$work/libcuda.so.1" "$output"

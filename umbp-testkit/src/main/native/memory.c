@@ -1,7 +1,9 @@
+/* What is allocated or registered, and who uses it. */
 #define _GNU_SOURCE
 #include "fake.h"
 
 #include <inttypes.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -12,12 +14,15 @@ enum { FRESH = 0xCD };
 static const size_t FILLED_WHEN_FRESH = 64u << 20;
 static const size_t PAGE = 4096;
 
-size_t device_limit = SIZE_MAX, pinned_limit = SIZE_MAX;
+size_t device_limit = INT64_MAX, pinned_limit = INT64_MAX;
 
 static pthread_rwlock_t memory_lock = PTHREAD_RWLOCK_INITIALIZER;
 static Alloc **table; /* live allocations, ascending */
 static size_t count, capacity;
 static uint64_t next_id;
+
+/* Addresses are given out upwards, with a page between, and not again: a stale one is known. */
+static uint64_t next_address = UINT64_C(0x200000000000);
 static size_t device_used[MAX_DEVICES], pinned_used;
 
 /* The index of the last allocation that starts at or before an address, or -1. */
@@ -71,11 +76,23 @@ void drop_use(Alloc *alloc) {
   free(alloc);
 }
 
-int find_alloc(uint64_t address, Alloc *copy) {
+int begin_touch(Alloc *alloc) {
+  __atomic_add_fetch(&alloc->touching, 1, __ATOMIC_SEQ_CST);
+  if (__atomic_load_n(&alloc->live, __ATOMIC_SEQ_CST)) {
+    return 1;
+  }
+  end_touch(alloc);
+  return 0;
+}
+
+void end_touch(Alloc *alloc) { __atomic_sub_fetch(&alloc->touching, 1, __ATOMIC_SEQ_CST); }
+
+int find_alloc(uint64_t address, AllocInfo *info) {
   pthread_rwlock_rdlock(&memory_lock);
-  Alloc *alloc = holder(address, 1);
+  const Alloc *alloc = holder(address, 1);
   if (alloc) {
-    *copy = *alloc;
+    *info = (AllocInfo){alloc->base, alloc->size, alloc->id, alloc->kind, alloc->flags,
+                        alloc->context};
   }
   pthread_rwlock_unlock(&memory_lock);
   return alloc != 0;
@@ -104,73 +121,98 @@ static void insert(Context *context, uint64_t base, size_t size, char *bytes, Al
   count++;
 }
 
+static size_t whole_pages(size_t size) { return (size + PAGE - 1) & ~(PAGE - 1); }
+
+/* Maps pages at an address that was not given out before, or, if need be, anywhere. */
 static char *map(size_t size, int protection) {
-  char *mapped = mmap(0, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  size_t whole = whole_pages(size);
+  uint64_t wished = __atomic_fetch_add(&next_address, whole + PAGE, __ATOMIC_RELAXED);
+  char *mapped = mmap((void *)wished, whole, protection,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return mapped == MAP_FAILED ? 0 : mapped;
 }
 
+/* Counts bytes in, if the limit allows them; under memory_lock. */
+static int take_bytes(size_t *used, size_t size, const size_t *limit) {
+  size_t most = __atomic_load_n(limit, __ATOMIC_RELAXED);
+  if (*used > most || size > most - *used) {
+    return 0;
+  }
+  *used += size;
+  return 1;
+}
+
 CUresult allocate_device(Context *context, size_t size, uint64_t *address) {
-  size_t whole = (size + PAGE - 1) & ~(PAGE - 1);
-  char *bytes = map(whole, PROT_READ | PROT_WRITE);
-  char *seen = map(whole, PROT_NONE);
-  if (!bytes || !seen) {
+  size_t *used = &device_used[context->device];
+  pthread_rwlock_wrlock(&memory_lock);
+  int fits = take_bytes(used, size, &device_limit);
+  pthread_rwlock_unlock(&memory_lock);
+  if (!fits) {
     return OUT_OF_MEMORY;
   }
-  if (size <= FILLED_WHEN_FRESH) {
+  char *seen = map(size, PROT_NONE);
+  char *bytes = map(size, PROT_READ | PROT_WRITE);
+  if (seen && bytes && size <= FILLED_WHEN_FRESH) {
     memset(bytes, FRESH, size);
   }
   pthread_rwlock_wrlock(&memory_lock);
-  size_t *used = &device_used[context->device];
-  CUresult result = size > device_limit - (*used < device_limit ? *used : device_limit)
-                        ? OUT_OF_MEMORY
-                        : SUCCESS;
-  if (result == SUCCESS) {
-    *used += size;
+  if (seen && bytes) {
     insert(context, (uint64_t)seen, size, bytes, DEVICE_MEMORY, 0);
-    *address = (uint64_t)seen;
+  } else {
+    *used -= size;
   }
   pthread_rwlock_unlock(&memory_lock);
-  if (result != SUCCESS) {
-    munmap(bytes, whole);
-    munmap(seen, whole);
+  if (seen && bytes) {
+    *address = (uint64_t)seen;
+    return SUCCESS;
   }
-  return result;
-}
-
-static int fits_pinned(size_t size) {
-  return size <= pinned_limit - (pinned_used < pinned_limit ? pinned_used : pinned_limit);
+  if (seen) {
+    munmap(seen, size);
+  }
+  if (bytes) {
+    munmap(bytes, size);
+  }
+  return OUT_OF_MEMORY;
 }
 
 CUresult allocate_host(Context *context, size_t size, unsigned flags, void **address) {
-  char *bytes = map((size + PAGE - 1) & ~(PAGE - 1), PROT_READ | PROT_WRITE);
+  char *bytes = map(size, PROT_READ | PROT_WRITE);
   if (!bytes) {
     return OUT_OF_MEMORY;
   }
   pthread_rwlock_wrlock(&memory_lock);
-  CUresult result = fits_pinned(size) ? SUCCESS : OUT_OF_MEMORY;
-  if (result == SUCCESS) {
-    pinned_used += size;
+  int fits = take_bytes(&pinned_used, size, &pinned_limit);
+  if (fits) {
     insert(context, (uint64_t)bytes, size, bytes, PINNED_MEMORY, flags);
-    *address = bytes;
   }
   pthread_rwlock_unlock(&memory_lock);
-  if (result != SUCCESS) {
+  if (!fits) {
     munmap(bytes, size);
+    return OUT_OF_MEMORY;
   }
-  return result;
+  *address = bytes;
+  return SUCCESS;
+}
+
+/* Whether all pages of a range are there: a flush that does nothing fails where they are not. */
+static int is_mapped(uint64_t base, size_t size) {
+  uint64_t start = base & ~(PAGE - 1);
+  return !msync((void *)start, base + size - start, MS_ASYNC);
 }
 
 CUresult register_host(Context *context, void *address, size_t size, unsigned flags) {
-  uint64_t base = (uint64_t)address;
+  uint64_t base = (uint64_t)address, end;
+  if (__builtin_add_overflow(base, size, &end) || !is_mapped(base, size)) {
+    return INVALID_VALUE;
+  }
   pthread_rwlock_wrlock(&memory_lock);
   CUresult result = SUCCESS;
-  int64_t before = index_at(base + size - 1);
+  int64_t before = index_at(end - 1);
   if (before >= 0 && table[before]->base + table[before]->size > base) {
     result = ALREADY_REGISTERED;
-  } else if (!fits_pinned(size)) {
+  } else if (!take_bytes(&pinned_used, size, &pinned_limit)) {
     result = OUT_OF_MEMORY;
   } else {
-    pinned_used += size;
     insert(context, base, size, address, REGISTERED_MEMORY, flags);
   }
   pthread_rwlock_unlock(&memory_lock);
@@ -182,13 +224,20 @@ static Alloc *take(size_t at) {
   Alloc *alloc = table[at];
   memmove(table + at, table + at + 1, (count - at - 1) * sizeof *table);
   count--;
-  __atomic_store_n(&alloc->live, 0, __ATOMIC_RELEASE);
+  __atomic_store_n(&alloc->live, 0, __ATOMIC_SEQ_CST);
   if (alloc->kind == DEVICE_MEMORY) {
     device_used[alloc->context->device] -= alloc->size;
   } else {
     pinned_used -= alloc->size;
   }
   return alloc;
+}
+
+/* Returns when no one touches the bytes of an allocation that was taken out of the table. */
+static void await_touches(const Alloc *alloc) {
+  while (__atomic_load_n(&alloc->touching, __ATOMIC_SEQ_CST)) {
+    sched_yield();
+  }
 }
 
 CUresult remove_alloc(uint64_t base, AllocKind kind, CUresult missing) {
@@ -204,25 +253,26 @@ CUresult remove_alloc(uint64_t base, AllocKind kind, CUresult missing) {
     violation("%zu bytes at 0x%" PRIx64 " were %s while work that names them was enqueued",
               alloc->size, alloc->base, kind == REGISTERED_MEMORY ? "unregistered" : "freed");
   }
+  await_touches(alloc);
   drop_use(alloc);
   return SUCCESS;
 }
 
-void remove_allocs_of(Context *context) {
-  for (;;) {
-    Alloc *alloc = 0;
-    pthread_rwlock_wrlock(&memory_lock);
-    for (size_t i = 0; i < count && !alloc; i++) {
-      if (table[i]->context == context) {
-        alloc = take(i);
-      }
+void remove_allocs_of(const Context *context) {
+  pthread_rwlock_wrlock(&memory_lock);
+  size_t taken_count = 0;
+  Alloc **taken = malloc((count + 1) * sizeof *taken);
+  for (size_t i = count; i-- > 0;) {
+    if (table[i]->context == context) {
+      taken[taken_count++] = take(i);
     }
-    pthread_rwlock_unlock(&memory_lock);
-    if (!alloc) {
-      return;
-    }
-    drop_use(alloc);
   }
+  pthread_rwlock_unlock(&memory_lock);
+  for (size_t i = 0; i < taken_count; i++) {
+    await_touches(taken[i]);
+    drop_use(taken[i]);
+  }
+  free(taken);
 }
 
 void count_allocs(int64_t counts[3]) {

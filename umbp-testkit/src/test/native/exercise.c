@@ -25,6 +25,7 @@ CUresult cuMemHostUnregister(void *address);
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, void *stream);
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes);
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, void *stream);
+CUresult cuStreamQuery(void *stream);
 CUresult cuStreamCreate(Stream **stream, unsigned flags);
 CUresult cuStreamDestroy_v2(void *stream);
 CUresult cuStreamSynchronize(void *stream);
@@ -45,7 +46,7 @@ CUresult cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsi
                         void **parameters, void **extra);
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address);
 
-enum { THREADS = 4, ROUNDS = 60, BYTES = 1 << 16, ROWS = 16, NON_BLOCKING = 1, RELAXED = 2 };
+enum { THREADS = 4, ROUNDS = 60, BYTES = 1 << 16, ROWS = 16, RELAXED = 2 };
 
 static const char PTX[] = ".version 7.0\n.target sm_70\n.address_size 64\n.entry umbp_copy_ranges(";
 static int wrong;
@@ -58,6 +59,12 @@ static void expect(int holds, const char *what) {
 }
 
 #define OK(call) expect((call) == SUCCESS, #call)
+
+/* Captures of other threads forbid nothing. */
+static void relax(void) {
+  int mode = RELAXED;
+  OK(cuThreadExchangeStreamCaptureMode(&mode));
+}
 
 /* Memory, streams and events of one round, made and thrown away. */
 static void round_trip(int thread, int round) {
@@ -117,11 +124,10 @@ static void round_trip(int thread, int round) {
 
 static void *use_primary(void *argument) {
   int thread = (int)(intptr_t)argument;
-  int mode = RELAXED;
   Context *context;
   OK(cuDevicePrimaryCtxRetain(&context, thread % 2));
   OK(cuCtxPushCurrent_v2(context));
-  OK(cuThreadExchangeStreamCaptureMode(&mode));
+  relax();
   for (int round = 0; round < ROUNDS; round++) {
     round_trip(thread, round);
     expect(calls_of("cuMemAlloc") > 0, "calls are counted");
@@ -159,25 +165,83 @@ static void *use_own(void *argument) {
   return 0;
 }
 
-int main(void) {
-  device_count = 2;
-  OK(cuInit(0));
-  pthread_t threads[THREADS + 1];
-  for (int i = 0; i < THREADS; i++) {
-    pthread_create(&threads[i], 0, use_primary, (void *)(intptr_t)i);
+/* A primary context that goes with work enqueued and comes back, and the default streams. */
+static void *use_defaults(void *argument) {
+  void *legacy = 0, *own = (void *)2;
+  (void)argument;
+  relax();
+  for (int round = 0; round < ROUNDS; round++) {
+    Context *context;
+    Event *event;
+    CUdeviceptr device;
+    OK(cuDevicePrimaryCtxRetain(&context, 2));
+    OK(cuCtxPushCurrent_v2(context));
+    OK(cuEventCreate(&event, 2));
+    OK(cuMemAlloc_v2(&device, BYTES));
+    OK(cuMemsetD8Async(device, 1, BYTES, own));
+    OK(cuMemsetD8Async(device, 2, BYTES, legacy));
+    OK(cuEventRecord(event, own));
+    if (round % 2) {
+      OK(cuEventSynchronize(event));
+    }
+    OK(cuDevicePrimaryCtxRelease_v2(2));
+    expect(cuStreamQuery(own) == CONTEXT_IS_DESTROYED, "the context has gone");
+    expect(cuEventDestroy_v2(event) == CONTEXT_IS_DESTROYED, "and its events");
+    OK(cuCtxPopCurrent_v2(0));
   }
-  pthread_create(&threads[THREADS], 0, use_own, 0);
-  for (int i = 0; i <= THREADS; i++) {
+  return 0;
+}
+
+static Event *shared;
+
+/* An event that another thread destroys: what looks at it may go on or be refused. */
+static void *use_shared(void *argument) {
+  (void)argument;
+  Context *context;
+  OK(cuDevicePrimaryCtxRetain(&context, 1));
+  OK(cuCtxPushCurrent_v2(context));
+  relax();
+  for (int round = 0; round < ROUNDS; round++) {
+    Event *event, *old = __atomic_load_n(&shared, __ATOMIC_ACQUIRE);
+    CUresult seen = old ? cuEventSynchronize(old) : SUCCESS;
+    expect(seen == SUCCESS || seen == INVALID_HANDLE, "an event of another thread");
+    OK(cuEventCreate(&event, 2));
+    OK(cuEventRecord(event, 0));
+    old = __atomic_exchange_n(&shared, event, __ATOMIC_ACQ_REL);
+    if (old) {
+      OK(cuEventDestroy_v2(old));
+      expect(cuEventQuery(old) == INVALID_HANDLE, "a stale handle");
+    }
+  }
+  OK(cuCtxSynchronize());
+  OK(cuCtxPopCurrent_v2(0));
+  OK(cuDevicePrimaryCtxRelease_v2(1));
+  return 0;
+}
+
+int main(void) {
+  void *(*const others[])(void *) = {use_own, use_defaults, use_shared, use_shared};
+  enum { OTHERS = sizeof others / sizeof *others };
+  device_count = 3;
+  OK(cuInit(0));
+  pthread_t threads[THREADS + OTHERS];
+  for (int i = 0; i < THREADS + OTHERS; i++) {
+    pthread_create(&threads[i], 0, i < THREADS ? use_primary : others[i - THREADS],
+                   (void *)(intptr_t)i);
+  }
+  for (int i = 0; i < THREADS + OTHERS; i++) {
     pthread_join(threads[i], 0);
   }
   for (int i = 0; i < THREADS; i++) {
     OK(cuDevicePrimaryCtxRelease_v2(i % 2));
   }
-  int64_t allocs[3], streams, events;
+  int64_t allocs[3];
   count_allocs(allocs);
-  count_handles(&streams, &events);
-  expect(!allocs[0] && !allocs[1] && !allocs[2] && !streams && !events, "all is given back");
-  expect(!live_modules() && !live_contexts() && !primary_retains(), "all is given back");
+  expect(!allocs[0] && !allocs[1] && !allocs[2], "all memory is given back");
+  expect(!count_handles(STREAM_HANDLE) && !count_handles(EVENT_HANDLE) &&
+             !count_handles(MODULE_HANDLE) && !live_contexts(),
+         "all is given back");
+  expect(!primary_retains(0) && !primary_retains(1) && !primary_retains(2), "all is released");
   printf("%d wrong, %lld violations\n", wrong, (long long)violation_count());
   return wrong;
 }

@@ -46,6 +46,7 @@ class FakeCudaDriverTest {
   private static final int NOT_REGISTERED = 713;
   private static final int NOT_SUPPORTED = 801;
   private static final int CAPTURE_UNSUPPORTED = 900;
+  private static final int CAPTURE_INVALIDATED = 901;
   private static final int CAPTURE_IMPLICIT = 906;
   private static final int BYTES = 4096;
 
@@ -307,10 +308,11 @@ class FakeCudaDriverTest {
     ok(JCudaDriver.cuMemAlloc(allocated, 64));
     ok(JCudaDriver.cuMemFree(allocated));
     ok(JCudaDriver.cuThreadExchangeStreamCaptureMode(mode));
-    ok(JCudaDriver.cuMemcpyAsync(at(device), at(hostAddress()), 1, captured));
-    CUgraph graph = new CUgraph();
-    ok(JCudaDriver.cuStreamEndCapture(captured, graph));
-    assertEquals((byte) 0xCD, rig.driver.peek(device, 1)[0], "what was captured did not run");
+    assertEquals(
+        CAPTURE_INVALIDATED,
+        JCudaDriver.cuMemcpyAsync(at(device), at(hostAddress()), 1, captured),
+        "the capture is spoilt");
+    assertEquals(CAPTURE_INVALIDATED, JCudaDriver.cuStreamEndCapture(captured, new CUgraph()));
     ok(JCudaDriver.cuStreamDestroy(captured));
   }
 

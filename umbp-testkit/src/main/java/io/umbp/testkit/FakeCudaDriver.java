@@ -18,8 +18,10 @@ import org.jspecify.annotations.Nullable;
  * none of the machine's. It keeps CUDA's rules about order, lifetime, contexts and errors, and is
  * stricter: an asynchronous copy of pageable memory is refused, and each use of memory that is not,
  * or no longer, there is counted as a {@link #violations violation} besides being an error. Device
- * addresses are not readable by the host; fresh device memory up to 64 MiB holds 0xCD. It knows one
- * kernel, umbp's, by its entry's name: it proves nothing about PTX, speed, or real overlap.
+ * addresses are not readable by the host; fresh device memory up to 64 MiB holds 0xCD. Addresses
+ * and handles are not given out twice, so that a stale one is known. It knows one kernel, umbp's,
+ * by its entry's name: it proves nothing about PTX, speed, or real overlap. What a capture records
+ * is forgotten; that other streams join one through events is refused.
  */
 public final class FakeCudaDriver {
   private static final String RESOURCE = "linux-x86_64/libcuda.so.1";
@@ -31,7 +33,8 @@ public final class FakeCudaDriver {
   private static final int COPY_NANOS = 5;
   private static final int FAULTS = 0;
   private static final int STICKY_ERRORS = 1;
-  private static final int VIOLATIONS = 2;
+  private static final int HOLDS = 2;
+  private static final int VIOLATIONS = 3;
 
   /** Most devices that there can be. */
   public static final int MAX_DEVICES = 8;
@@ -146,11 +149,14 @@ public final class FakeCudaDriver {
     }
   }
 
-  /** Clears faults, sticky errors, holds of copies, counts and violations; settings as at first. */
+  /**
+   * Clears faults, sticky errors, all holds and captures, counts and violations; settings as at
+   * first.
+   */
   public void reset() {
     clearFaults();
     clearStickyErrors();
-    releaseCopies();
+    clear0(HOLDS);
     resetCalls();
     clear0(VIOLATIONS);
     deviceCount(1);
@@ -224,9 +230,17 @@ public final class FakeCudaDriver {
    *
    * @param function its name, with or without {@code _v2}
    * @return count
+   * @throws IllegalArgumentException when there is no such function
    */
   public long calls(String function) {
+    requireFunction(function);
     return calls0(function);
+  }
+
+  private static void requireFunction(String function) {
+    if (!isFunction0(function)) {
+      throw new IllegalArgumentException("the CUDA driver has no function " + function);
+    }
   }
 
   /** Sets all counts of calls to 0. */
@@ -246,8 +260,9 @@ public final class FakeCudaDriver {
   }
 
   /**
-   * Counts uses of memory that was not, or no longer, there, and memory given back while work that
-   * names it was enqueued.
+   * Counts what a correct program does not do, whatever became of it: use of memory that was not,
+   * or no longer, there or not for that use; copies between ranges that overlap; memory, a module
+   * or a context given back while work that needs it was enqueued.
    *
    * @return count since the last {@link #reset}
    */
@@ -271,7 +286,10 @@ public final class FakeCudaDriver {
     }
   }
 
-  /** Keeps copies and kernels of all streams that are enqueued from now on from beginning. */
+  /**
+   * Keeps copies and kernels of all streams that are enqueued from now on from beginning; without
+   * effect when they are held already.
+   */
   public void holdCopies() {
     holdCopies0(true);
   }
@@ -291,7 +309,8 @@ public final class FakeCudaDriver {
   }
 
   /**
-   * Keeps work of a stream that is enqueued from now on from beginning.
+   * Keeps work of a stream that is enqueued from now on from beginning; without effect when it is
+   * held already.
    *
    * @param stream handle of a live stream
    */
@@ -321,9 +340,18 @@ public final class FakeCudaDriver {
    * @param code the result
    * @param after calls that succeed first
    * @param times calls that fail then
+   * @throws IllegalArgumentException when there is no such function
+   * @throws IllegalStateException when there are 64 such faults that are not used up
    */
   public void failCall(String function, int code, long after, long times) {
-    failCall0(function, code, after, times, false);
+    requireFunction(function);
+    requireRoom(failCall0(function, code, after, times, false));
+  }
+
+  private static void requireRoom(boolean isAdded) {
+    if (!isAdded) {
+      throw new IllegalStateException("there are too many faults that are not used up");
+    }
   }
 
   /**
@@ -334,9 +362,12 @@ public final class FakeCudaDriver {
    * @param code the error
    * @param after calls whose work succeeds first
    * @param times calls whose work fails then
+   * @throws IllegalArgumentException when there is no such function
+   * @throws IllegalStateException when there are 64 such faults that are not used up
    */
   public void failCompletion(String function, int code, long after, long times) {
-    failCall0(function, code, after, times, true);
+    requireFunction(function);
+    requireRoom(failCall0(function, code, after, times, true));
   }
 
   /**
@@ -346,9 +377,10 @@ public final class FakeCudaDriver {
    * @param address a device or host address
    * @param code the result
    * @param times calls that fail
+   * @throws IllegalStateException when there are 1024 such faults that are not used up
    */
   public void failAddress(long address, int code, long times) {
-    failAddress0(address, code, times);
+    requireRoom(failAddress0(address, code, times));
   }
 
   /** Takes all faults back that were not used up. */
@@ -428,6 +460,8 @@ public final class FakeCudaDriver {
 
   private static native void set0(int setting, long value);
 
+  private static native boolean isFunction0(String function);
+
   private static native long calls0(String function);
 
   private static native void resetCalls0();
@@ -446,10 +480,10 @@ public final class FakeCudaDriver {
 
   private static native boolean holdStream0(long stream, boolean hold);
 
-  private static native void failCall0(
+  private static native boolean failCall0(
       String function, int code, long after, long times, boolean atCompletion);
 
-  private static native void failAddress0(long address, int code, long times);
+  private static native boolean failAddress0(long address, int code, long times);
 
   private static native boolean enqueueWrite0(long stream, long address, byte[] bytes);
 
