@@ -12,7 +12,7 @@ import java.util.ArrayList;
 import java.util.List;
 
 /** A copy engine that knows which device memory its running copies use. Thread-confined. */
-final class WatchedCopies implements KVCopyEngine {
+class WatchedCopies implements KVCopyEngine {
   private final KVCopyEngine engine;
   private final List<Running> running = new ArrayList<>();
 

@@ -2,10 +2,8 @@ package io.umbp.bench.sim;
 
 import io.umbp.api.BlockKeys;
 import io.umbp.api.BlockStoreBatch;
-import io.umbp.api.CloseResult;
 import io.umbp.api.DeviceFence;
 import io.umbp.api.GroupBlock;
-import io.umbp.api.KVCacheTensor;
 import io.umbp.api.LoadResult;
 import io.umbp.api.StoreEventResult;
 import io.umbp.api.SupportsHold;
@@ -14,7 +12,6 @@ import io.umbp.api.UMBPConnectorWorkerMetadata;
 import io.umbp.api.UMBPSchedulerHandle;
 import io.umbp.api.spi.CopyBatch;
 import io.umbp.api.spi.CopyTicket;
-import io.umbp.api.spi.HostSlab;
 import io.umbp.api.spi.KVCopyEngine;
 import io.umbp.core.connector.BlockPins;
 import java.lang.reflect.InvocationTargetException;
@@ -258,10 +255,14 @@ enum PlantedBug {
   }
 
   /** Says of every copy at once that it is done. */
-  private record HastyCopies(KVCopyEngine engine) implements KVCopyEngine {
+  private static final class HastyCopies extends WatchedCopies {
+    HastyCopies(KVCopyEngine engine) {
+      super(engine);
+    }
+
     @Override
     public CopyTicket submit(CopyBatch batch, DeviceFence fence) {
-      CopyTicket ticket = engine.submit(batch, fence);
+      CopyTicket ticket = super.submit(batch, fence);
       return new CopyTicket() {
         @Override
         public boolean poll() {
@@ -283,31 +284,6 @@ enum PlantedBug {
           return ticket.poll() ? ticket.failure(key) : null;
         }
       };
-    }
-
-    @Override
-    public long register(KVCacheTensor tensor) {
-      return engine.register(tensor);
-    }
-
-    @Override
-    public void unregister(KVCacheTensor tensor) {
-      engine.unregister(tensor);
-    }
-
-    @Override
-    public HostSlab allocateSlab(long sizeBytes) {
-      return engine.allocateSlab(sizeBytes);
-    }
-
-    @Override
-    public void releaseSlab(HostSlab slab) {
-      engine.releaseSlab(slab);
-    }
-
-    @Override
-    public CloseResult close(Duration bound) {
-      return engine.close(bound);
     }
   }
 }

@@ -10,6 +10,9 @@ import org.jspecify.annotations.Nullable;
 
 /** What the connector needs to know of an engine's request at some moment. Immutable. */
 public final class RequestView {
+  /** How the names of batches begin that no request waits for. */
+  static final String OWN_PREFIX = "umbp:";
+
   private final String id;
   private final int tokenCount;
   private final int promptTokens;
@@ -28,13 +31,18 @@ public final class RequestView {
   /**
    * Returns the view of a request that has its prompt.
    *
-   * @param id the request, unique among those that have not finished
+   * @param id the request, unique among those that have not finished; names that begin with "umbp:"
+   *     are the connector's own
    * @param tokenCount its tokens, at least 0
    * @param hashes chained hashes of its full hash units from the first token on: each stands for
    *     all tokens before it too. Tokens that a speculative decoder has only proposed have none
    * @return the view
    */
   public static RequestView of(String id, int tokenCount, BlockHashes hashes) {
+    if (id.startsWith(OWN_PREFIX)) {
+      throw UMBPException.invalid(
+          "request '%s': names that begin with '%s' are the connector's own", id, OWN_PREFIX);
+    }
     if (tokenCount < 0) {
       throw UMBPException.invalid("request '%s' has %d tokens; must be >= 0", id, tokenCount);
     }

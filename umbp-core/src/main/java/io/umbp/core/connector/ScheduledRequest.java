@@ -71,14 +71,16 @@ final class ScheduledRequest {
 
     /** Takes reports; tells whether all of so many ranks have reported now. */
     boolean add(LoadResult result, int ranks) {
-      for (GroupBlock block : result.lostBlocks()) {
-        if (!places.contains(block)) {
+      Set<GroupBlock> reported = result.lostBlocks();
+      Set<GroupBlock> known = reported.isEmpty() ? Set.of() : new HashSet<>(places);
+      for (GroupBlock block : reported) {
+        if (!known.contains(block)) {
           throw UMBPException.invalid(
               "request '%s' does not load block %d of group %d",
               batch.requestId(), block.blockId(), block.groupId());
         }
       }
-      lost.addAll(result.lostBlocks());
+      lost.addAll(reported);
       reports += result.completedWorkers();
       return reports >= ranks;
     }

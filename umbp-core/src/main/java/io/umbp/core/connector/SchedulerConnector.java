@@ -617,7 +617,7 @@ public final class SchedulerConnector implements AutoCloseable {
 
   /** A name for stores that no request waits for. */
   private String ownBatch() {
-    return "umbp:" + ownBatches++;
+    return RequestView.OWN_PREFIX + ownBatches++;
   }
 
   private BlockRows withoutNull(BlockRows rows, RequestTracker tables) {

@@ -260,6 +260,15 @@ class StorePlanningTest {
   }
 
   @Test
+  void aRequestMayNotBeNamedAsTheConnectorsOwnBatches() {
+    UMBPException refusal =
+        assertThrows(UMBPException.class, () -> RequestView.of("umbp:0", 1, BlockHashes.empty()));
+    assertEquals(
+        "request 'umbp:0': names that begin with 'umbp:' are the connector's own",
+        refusal.getMessage());
+  }
+
+  @Test
   void blocksAreStoredBeforeTheirEvictionOnlyLazily() {
     try (ConnectorRig rig = rig(settings().build(), 1, 16)) {
       UMBPException refusal =
