@@ -92,13 +92,22 @@ public final class WorkerConnector {
    * cancelled ({@link #preempt}). A load that the runtime refuses, or that an error ends, keeps no
    * other from starting; it is reported with all its blocks missing.
    *
-   * @param step what the scheduler planned
+   * @param step what the scheduler planned; its loads are started once
    * @param destinationFree the last user of the destination blocks
-   * @throws UMBPException the first refusal, after all loads were tried
+   * @throws UMBPException INVALID_ARGUMENT when a load of one of the requests has not been reported
+   *     yet: nothing was started. Else the first refusal, after all loads were tried
    */
   public void startLoads(UMBPConnectorMetadata step, DeviceFence destinationFree) {
     if (!step.preempted().isEmpty()) {
       preempt(step.preempted());
+    }
+    for (String requestId : step.loads().keySet()) {
+      if (endedLoads.containsKey(requestId)
+          || loads.stream().anyMatch(load -> load.requestId().equals(requestId))) {
+        throw UMBPException.invalid(
+            "rank %s has a load of request '%s' that was not reported yet; a step is started once",
+            rank, requestId);
+      }
     }
     Throwable refusal = null;
     for (BlockLoadBatch planned : step.loads().values()) {
@@ -123,13 +132,19 @@ public final class WorkerConnector {
    * Starts the stores of a step under its event. A store that the runtime refuses, or that an error
    * ends, keeps no other from starting; all its objects are reported as failed.
    *
-   * @param step what the scheduler planned
+   * @param step what the scheduler planned; its stores are started once
    * @param producer the last writer of the source blocks
-   * @throws UMBPException the first refusal, after all stores were tried
+   * @throws UMBPException INVALID_ARGUMENT when the event was started and has not been reported
+   *     yet: nothing was started. Else the first refusal, after all stores were tried
    */
   public void startStores(UMBPConnectorMetadata step, DeviceFence producer) {
     if (step.storeEvent() == UMBPConnectorMetadata.NO_EVENT) {
       return;
+    }
+    if (events.containsKey(step.storeEvent()) || endedEvents.containsKey(step.storeEvent())) {
+      throw UMBPException.invalid(
+          "rank %s has started store event %d before; a step is started once",
+          rank, step.storeEvent());
     }
     OpenEvent event = new OpenEvent();
     events.put(step.storeEvent(), event);

@@ -144,6 +144,30 @@ class WorkerConnectorTest {
   }
 
   @Test
+  void aStepIsStartedOnce() {
+    try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16)) {
+      BlockHashes hashes = hashes(1, 1);
+      WorkerConnector worker = rig.workers.get(0);
+      UMBPConnectorMetadata storing = store(7, "r", hashes, 3);
+      worker.startStores(storing, DONE);
+      UMBPException refusal =
+          assertThrows(UMBPException.class, () -> worker.startStores(storing, DONE));
+      assertEquals(
+          "rank tp0:pcp0:dcp0:pp0 has started store event 7 before; a step is started once",
+          refusal.getMessage());
+      rig.gpu.runAll();
+      assertEquals(event(7, Set.of()), worker.poll());
+      UMBPConnectorMetadata loading = load("q", hashes, 5);
+      worker.startLoads(loading, DONE);
+      refusal = assertThrows(UMBPException.class, () -> worker.startLoads(loading, DONE));
+      assertTrue(refusal.getMessage().contains("a load of request 'q'"), refusal.getMessage());
+      assertEquals(1, worker.runningCount());
+      rig.gpu.runAll();
+      assertEquals(Map.of("q", WHOLE), worker.poll().loads());
+    }
+  }
+
+  @Test
   void aLayerIsAwaitedWhileLaterLayersLoad() {
     try (ConnectorRig rig = new ConnectorRig(1, 8, 16, 16, 16)) {
       BlockHashes prompt = hashes(1, 2);
